@@ -3,6 +3,7 @@ stale."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,9 @@ from fusion_advisor.support.errors import UsageError
 
 _BEGINS = '"""Kernels written by fusion-advisor.'
 _SAYS = f'{_BEGINS} What they share is in fused_*.py."""'
+
+ASKING = "or_eager.py"
+"""File with functions that ask before they launch a kernel, and run the model's statements else."""
 
 _TEST = f'''{LICENSE}
 """Each kernel here against float64: on the GPU, else on Triton's interpreter."""
@@ -42,6 +46,11 @@ def package_name(model: Path) -> str:
     return f"fused_{re.sub(r'[^0-9a-zA-Z_]', '_', model.stem)}"
 
 
+def asks(file: str) -> bool:
+    """Whether a file is that of a package with the functions that ask."""
+    return Path(file).name == ASKING and Path(file).parent.name.startswith("fused_")
+
+
 def read_package(folder: Path) -> dict[Path, str]:
     """The files of an existing package; {} without the folder. Raises UsageError for a folder that
     this tool did not write."""
@@ -58,21 +67,24 @@ def kernels_of(files: Mapping[Path, str]) -> dict[str, str]:
     return {
         file.stem: text
         for file, text in files.items()
-        if file.name not in ("__init__.py", _test_name(file.parent), *SHIPPED)
+        if file.name not in ("__init__.py", _test_name(file.parent), ASKING, *SHIPPED)
     }
 
 
-def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
-    """The files of a package: one for each kernel, by its name, what they share, what the package
-    offers, and the test of all."""
+def package_files(folder: Path, kernels: Mapping[str, str], asking: str = "") -> dict[Path, str]:
+    """The files of a package: one for each kernel, by its name, the functions that ask before they
+    launch one, what all share, what the package offers, and the test of the kernels."""
     names = sorted(kernels)
-    lines = [LICENSE, _SAYS, "", *(f"from .{name} import {name}" for name in names)]
-    listed = ", ".join(f'"{name}"' for name in names)
+    functions = [each.name for each in ast.parse(asking).body if isinstance(each, ast.FunctionDef)]
+    homes = {**{name: name for name in names}, **dict.fromkeys(functions, Path(ASKING).stem)}
+    lines = [LICENSE, _SAYS, "", *(f"from .{home} import {name}" for name, home in homes.items())]
+    listed = ", ".join(f'"{name}"' for name in homes)
     test = _test_name(folder)
     return {
+        **({folder / ASKING: asking} if functions else {}),
         **{folder / f"{name}.py": kernels[name] for name in names},
         folder / "__init__.py": "\n".join([*lines, "", f"__all__ = [{listed}]", ""]),
-        folder / test: _TEST.format(apart=("__", "test_", *SHIPPED)),
+        folder / test: _TEST.format(apart=("__", "test_", ASKING, *SHIPPED)),
         **{folder / name: text for name, text in texts().items()},
     }
 

@@ -16,6 +16,7 @@ from fusion_advisor.codegen.header import Stamp, edited, fingerprint, read_stamp
 from fusion_advisor.codegen.held import held as held_to
 from fusion_advisor.codegen.kernel_file import fixed_axes, only_indexed, origins
 from fusion_advisor.codegen.kernel_package import (
+    ASKING,
     kernels_of,
     mark_of,
     package_files,
@@ -34,6 +35,7 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
+from fusion_advisor.sourcepatch.editing.outline import Outlines
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
@@ -307,6 +309,8 @@ def patch(
     only_dtype: Collection[str] = (),
     standing: Mapping[Path, str] | None = None,
     stamps: Mapping[str, Stamp] | None = None,
+    *,
+    outlining: bool = False,
 ) -> Patch:
     """The files with a call of its kernel in place of every group that they can express, or of an
     op of PyTorch's where the placement asks for those.
@@ -314,7 +318,9 @@ def patch(
     `kernels` are those of the findings by their names, each proven, those of `only_dtype` for the
     dtypes that were captured; `model` is the file beside which the package with the kernels is put.
     `standing` are the files of that package that are there already: its kernels stay, and serve
-    findings of the same name. `stamps` say of the kernels what wrote and checked them.
+    findings of the same name. `stamps` say of the kernels what wrote and checked them. With
+    `outlining` what guards ask, and the statements that run where they hold, are in functions
+    beside the kernels where they can be.
     """
     standing, stamps = standing or {}, stamps or {}
     result = Patch()
@@ -344,22 +350,27 @@ def patch(
             waiting.remove(finding)
         if len(waiting) == before:
             break
+    there = kernels_of(standing)
+    outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
     for file, edits in noted.items():
-        path = Path(file).resolve()
-        result.before[path] = placement.sources.file(file).text
+        path, source = Path(file).resolve(), placement.sources.file(file)
+        result.before[path] = source.text
+        if outlining:
+            edits = [*outlines.outlined(source, edits)]
         imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
         if not placement.operators:
             imported.append(_import(path, folder))
         result.after[path] = splice(result.before[path], edits, imported)
     if placement.operators:
         return result
-    texts = {name: _kept(result, folder, name, text) for name, text in kernels_of(standing).items()}
+    texts = {name: _kept(result, folder, name, text) for name, text in there.items()}
     for put in result.puts:
         name = put.finding.name
         if name not in texts:
             texts[name] = _new(result, placement, folder, put, kernels[name], stamps.get(name))
-    changed = package_files(folder, texts) if texts else {}
-    if texts.keys() == kernels_of(standing).keys():  # what stands around them may be an older one's
+    changed = package_files(folder, texts, outlines.text) if texts else {}
+    if texts.keys() == there.keys() and outlines.text == standing.get(folder / ASKING, ""):
+        # what stands around them may be an older one's
         changed = {path: text for path, text in changed.items() if path.stem in texts}
     changed = {path: text for path, text in changed.items() if standing.get(path) != text}
     result.before |= {path: standing[path] for path in changed if path in standing}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import Stamp, does, stamped
-from fusion_advisor.codegen.kernel_package import kernels_of, package_name, read_package
+from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, package_name, read_package
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture
 from fusion_advisor.fusion.components import group
@@ -30,6 +30,7 @@ from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.sourcepatch.editing.inline import inline, require_model
+from fusion_advisor.sourcepatch.editing.outline import always_eager
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, Sources
 from fusion_advisor.sourcepatch.equivalence import difference, missing_launch
 from fusion_advisor.sourcepatch.guards import Other
@@ -219,12 +220,15 @@ def patch_model(
                 for name, proof in proofs.items()
             }
             searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
-        made = patch(placement, found.groups, proven, model, only_dtype, standing, stamps)
+        made = patch(
+            placement, found.groups, proven, model, only_dtype, standing, stamps,
+            outlining=not operators,
+        )  # fmt: skip
         made.refused |= small
         own = Patch()
         if model_new:
             within = replace(placement, editable=_within(model, folder))
-            own = patch(within, found.groups, proven, model, only_dtype)
+            own = patch(within, found.groups, proven, model, only_dtype, outlining=not operators)
             left = {k: why for k, why in own.refused.items() if k not in made.refused}
             made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
         signed = proven | {
@@ -367,6 +371,9 @@ def runs_of(
     )  # fmt: skip
 
 
+_KEPT = "with the statements that guards keep"
+
+
 def _trials(
     placement: Placement,
     originals: Sequence[tuple[str, Scenario, Dataflow]],
@@ -375,11 +382,15 @@ def _trials(
     model: Path,
 ) -> Iterator[tuple[Patch, list[Trial]]]:
     """Yield the patches with the trials that must hold. With the references of its kernels a patch
-    is the original. A patch with PyTorch's ops is made of the same edits as a patch with kernels
-    that held, and launches all that it does not replace as before; the ops themselves were compared
-    with the references."""
+    is the original, and so it is with the statements that its guards keep, whatever they ask. A
+    patch with PyTorch's ops is made of the same edits as a patch with kernels that held, and
+    launches all that it does not replace as before; the ops themselves were compared with the
+    references."""
     equal = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
     if not placement.operators:
+        asking = {p: always_eager(t) for p, t in made.after.items() if p.name == ASKING}
+        if asking:
+            yield replace(made, after=made.after | asking), [replace(equal[0], said=_KEPT)]
         yield made, equal
         return
     findings = [put.finding for put in made.puts]
@@ -420,7 +431,9 @@ def _proven_operators(
 def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     """Patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
     texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
-    return inline(made.after[model], package_name(model), texts) if texts else ""
+    package = package_name(model)
+    asking = made.after.get(model.parent / package / ASKING, "")
+    return inline(made.after[model], package, texts, asking) if texts else ""
 
 
 def _has_more(there: Dataflow, here: Dataflow) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import edited, read_stamp, stamped
 from fusion_advisor.codegen.kernel_package import (
+    ASKING,
     kernels_of,
     mark_of,
     package_files,
@@ -142,7 +143,8 @@ def update_kernels(
             sources = tuple((place, now) for place, _, now in marks if now)
             stamp = replace(stamp_of(request, check, rulebook), sources=sources)
             texts[name] = stamped(made[name].text, stamp)
-        files = package_files(folder, texts) if texts else {}
+        asking = standing.get(folder / ASKING, "")
+        files = package_files(folder, texts, asking) if texts else {}
         patch.after |= {path: text for path, text in files.items() if standing.get(path) != text}
         patch.before |= {path: standing[path] for path in patch.after if path in standing}
         written = tuple(name for name in checks if folder / f"{name}.py" in patch.after)

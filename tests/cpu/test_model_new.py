@@ -130,6 +130,50 @@ def test_it_computes_what_the_model_does(crowded: tuple[Path, Patched], tmp_path
     run_script(textwrap.dedent(run), folder=alone, FUSION_ADVISOR_STRICT="1")
 
 
+ASKS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = 3.0
+
+    def forward(self, x):
+        return torch.tanh(x) * self.by
+
+
+def get_inputs():
+    return [torch.rand(64, 96)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_functions_that_ask_stand_behind_the_kernels(tmp_path: Path) -> None:
+    """And not under the kernels' licence, for their statements are the problem's."""
+    file = tmp_path / "problem.py"
+    file.write_text(ASKS)
+    text = made(file).model_new
+    assert "return fused_tanh_mul_or_eager(x, self.by)" in text
+    assert text.index("SPDX-SnippetEnd") < text.index("def fused_tanh_mul_or_eager(x, by):")
+    (tmp_path / "new.py").write_text(text)
+    run = """
+        import torch
+        from fusion_advisor.verify.interpreter import install
+        install()
+        import new, problem
+        one, two, x = problem.Model(), new.ModelNew(), torch.rand(7, 96)
+        for by in (3.0, 2.0):
+            one.by = two.by = by
+            torch.testing.assert_close(two(x), one(x))
+    """
+    run_script(textwrap.dedent(run), folder=tmp_path, FUSION_ADVISOR_STRICT="1")
+
+
 @pytest.mark.deep
 def test_a_wrong_kernel_in_it_is_found(crowded: tuple[Path, Patched]) -> None:
     """It is run beside the original before it is written, as a diff is."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusion_advisor.codegen.header import body, read_stamp, stamped
-from fusion_advisor.codegen.kernel_package import kernels_of, older, read_package, stale
+from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, older, read_package, stale
 from fusion_advisor.ir.scenario import Least, Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import version
@@ -165,6 +165,74 @@ def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     assert [path.name for path in made.patch.outdated] == ["swiglu.py"], "the model had changed"
     assert reasons(folder) == {}
     assert again(folder).diff == ""
+
+
+ASKS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.by, self.to = nn.Linear(96, 96), 3.0, 3.0
+
+    def forward(self, x):
+        return self.lin(torch.tanh(x) * self.by)
+
+
+def get_inputs():
+    return [torch.empty(64, 128, 96)]
+"""
+
+
+def test_a_second_patch_keeps_the_functions_that_ask(tmp_path: Path) -> None:
+    """Another call of the same kernel that asks otherwise gets a function of its own; statements
+    that were put back get the one that is there; kernels written anew leave all."""
+    file, beside = tmp_path / "model.py", tmp_path / "fused_model" / ASKING
+    file.write_text(ASKS)
+    applied(tmp_path)
+    assert "return self.lin(fused_model.tanh_mul_or_eager(x, self.by))" in file.read_text()
+    first = beside.read_text()
+    file.write_text(ASKS)
+    assert [path.name for path in applied(tmp_path).patch.after] == ["model.py"]
+    text = file.read_text().replace("return self", "x = self")
+    file.write_text(
+        text.replace("\n\n\ndef get", "\n        return torch.tanh(x) * self.to\n\n\ndef get")
+    )
+    made = applied(tmp_path)
+    assert {path.name for path in made.patch.after} >= {"model.py", ASKING, "__init__.py"}
+    assert "return fused_model.tanh_mul_or_eager_2(x, self.to)" in file.read_text()
+    assert beside.read_text().startswith(first.rstrip())
+    assert "if to != 3.0:" in beside.read_text()
+    before = beside.read_text()
+    made_older(tmp_path)
+    assert brought_up(tmp_path).written == ("tanh_mul",)
+    assert beside.read_text() == before
+    assert (
+        "from .or_eager import tanh_mul_or_eager_2" in (beside.parent / "__init__.py").read_text()
+    )
+    beside.write_text("def f(:\n")
+    file.write_text(ASKS)
+    with pytest.raises(UsageError, match=r"or_eager.py:1: "):
+        again(tmp_path)
+
+
+@pytest.mark.deep
+def test_a_second_patch_for_another_dtype_asks_before_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    scaled = "(torch.tanh(x.float()) * 3.0).to(x.dtype)"
+    file.write_text(ASKS.replace("torch.tanh(x) * self.by", scaled))
+    applied(tmp_path)
+    assert "self.lin(fused_model.tanh_mul_or_eager(x).to(x.dtype))" in file.read_text()
+    request = Request(
+        str(file), Scenario(dtype="bfloat16"), device="h200", verify=False, compile=False
+    )
+    made = patch_model(request, tmp_path.resolve(), captured=captured)
+    assert made.wrong == {}
+    text = made.patch.after[tmp_path.resolve() / "fused_model" / ASKING]
+    (new,) = [each for each in text.split("\n\n\n") if "bfloat16" in each]
+    assert "return tanh_mul_or_eager(x).to(x.dtype)" in new
 
 
 @pytest.mark.deep

@@ -307,7 +307,7 @@ def test_a_number_of_the_configuration(tmp_path: Path, held: str, body: str, pla
     assert_same(patch, tmp_path, [(4, 1024), (1, 1024)], 1024, 4)
     assert_same(patch, tmp_path, [(4, 512), (1, 512)], 512, 2)
     if placed:
-        assert "if self.parts != 4:" in patch.diff
+        assert "if parts != 4:" in patch.diff
     else:
         assert f"{REASON}: it has 512 for mul of 4096 x 1024" in reasons(patch)
     assert any("in get_init_inputs()" in said for said in patch.tried)

@@ -24,10 +24,11 @@ _BEGIN, _END = ("# SPDX-SnippetBegin", LICENSE), "# SPDX-SnippetEnd"
 """Around the kernels: the rest of the file is of whatever licence the model is."""
 
 
-def inline(text: str, package: str, kernels: Mapping[str, str]) -> str:
+def inline(text: str, package: str, kernels: Mapping[str, str], asking: str = "") -> str:
     """The text of a model's file that imports `package` and calls `package.NAME(...)`, as one file:
-    the kernels of NAME (the texts of their emitted files) in place of the import, `ModelNew` for
-    its class `Model`, and without the functions that make a problem's inputs.
+    the kernels of NAME (the texts of their emitted files) in place of the import, behind them the
+    functions that ask before they launch one, `ModelNew` for its class `Model`, and without the
+    functions that make a problem's inputs.
 
     UsageError as `require_model` raises it.
     """
@@ -35,6 +36,7 @@ def inline(text: str, package: str, kernels: Mapping[str, str]) -> str:
     model = _File(text)
     library = _Library(model, package)
     launchers = {name: library.add(name, source) for name, source in kernels.items()}
+    functions = library.asking(asking, launchers)
     renaming = _Renaming(dict.fromkeys(model.spelled(_GIVEN), _MADE), {}, package, launchers)
     gone = {name for name in _INPUTS if len(model.using(name)) == 1}
     body: list[cst.BaseStatement] = []
@@ -44,6 +46,7 @@ def inline(text: str, package: str, kernels: Mapping[str, str]) -> str:
         if _imports(before, package):
             body += _begun(library.statements())
             inlined = len(body)
+            body += (_below(_apart(f), *[_END][n:]) for n, f in enumerate(functions))
         elif not (isinstance(before, cst.FunctionDef) and before.name.value in gone):
             assert isinstance(after, cst.BaseStatement)
             ends = len(body) == inlined and kernels
@@ -211,6 +214,20 @@ class _Library:
         if said and len(self._body) > start:
             self._body[start] = _headed(self._body[start], said)
         return name
+
+    def asking(self, text: str, launchers: dict[str, str]) -> list[cst.BaseStatement]:
+        """Takes the functions that ask before they launch a kernel, behind all that is there, and
+        adds their names here to the launchers'."""
+        file, start = _File(text), len(self._body)
+        self._taken |= file.identifiers - set(file.names)
+        known = dict(launchers)
+        for statement in file.module.body:
+            if isinstance(statement, cst.FunctionDef):
+                name = statement.name.value
+                launchers[name] = self._definition(file, name, name, known)
+        functions = self._body[start:]
+        del self._body[start:]
+        return functions
 
     def _definition(self, file: _File, name: str, launcher: str, known: dict[str, str]) -> str:
         """The name here of a top-level name of a file, with all that it needs before it: the

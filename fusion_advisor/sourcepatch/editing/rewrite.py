@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.sources import (
+    Block,
     SourceFile,
     SourcePlace,
     Sources,
@@ -76,11 +78,35 @@ def _is_path(node: ast.expr) -> bool:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Statement that an edit takes out, or an expression of one. `leaves` are the parts of it that
+    the call is given, with the texts that it is given them as; `result` is the number of the
+    kernel's result that it is, if it is one."""
+
+    statement: Span
+    node: Span
+    leaves: tuple[tuple[Span, str], ...] = ()
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class TakenOut:
+    """Parts that an edit takes out of the source, and the call that stands for them: its text, with
+    those of its operands. `modules` are names that hold modules there."""
+
+    kernel: str
+    call: str
+    operands: tuple[str, ...]
+    parts: tuple[Part, ...]
+    modules: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Edit:
     """Edit of one block of a file: expressions and statements replaced by text, statements removed
     (an empty text), and text inserted before a statement."""
 
-    file: str
+    block: Block
     function: str
     qualname: str
     replaced: tuple[tuple[Span, str], ...]
@@ -89,10 +115,16 @@ class Edit:
     """The statement in which, or before which, the kernel is called."""
     lines: tuple[int, int]
     """First and last line of the statements that change."""
+    taken: TakenOut = field(compare=False)
     kept: tuple[Span, ...] = ()
     """Parts of replaced expressions that become operands."""
     guard: str = ""
     """Condition under which the source stays as it was: it computes something else then."""
+
+    @property
+    def file(self) -> str:
+        """Path of the file."""
+        return self.block.file
 
     @property
     def touched(self) -> tuple[Span, ...]:
@@ -181,9 +213,11 @@ class _Rewriter:
         }
 
     def _common(self) -> SourcePlace:
-        """The innermost place that all of the group is in."""
+        """The innermost place that all of the group is in; not in a function that asks before it
+        launches a kernel, but where that is called."""
         every = [self._sources.standing[step] for step in self._steps]
         shared = [place for place in every[0] if all(place in places for places in every)]
+        shared = [place for place in shared if not asks(place.block.file)] or shared
         if not shared:
             raise NotPlaced(
                 "its parts are made in different calls, or in different turns of a loop"
@@ -213,6 +247,7 @@ class _Rewriter:
         else:
             self._several(results, text, replaced, inserted)
         self._idle_names(replaced)
+        self._idle_casts(replaced)
         self._unread(rebound, replaced)
         body = map(span_of, self._file.body(self._place.block))
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
@@ -220,7 +255,7 @@ class _Rewriter:
             if not self._file.alone(span):
                 raise NotPlaced(f"line {span.line}: its statements share a line")
         return self._place, Edit(
-            file=self._file.path,
+            block=self._place.block,
             function=self._function.name,
             qualname=self._file.qualname(self._function),
             replaced=tuple(sorted(replaced.items())),
@@ -228,7 +263,32 @@ class _Rewriter:
             called=span_of(first.statement),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
             lines=(held[0].line, held[-1].end_line),
+            taken=TakenOut(
+                self._call.name.rpartition(".")[2],
+                text,
+                tuple(texts),
+                tuple(self._parts(tops, texts, replaced)),
+                frozenset(n for n, w in self._names(first.statement).items() if w[:1] == ":"),
+            ),
         )
+
+    def _parts(
+        self, tops: list[_Top], texts: Sequence[str], replaced: dict[Span, str]
+    ) -> Iterator[Part]:
+        """Yield the parts that the call stands for, statements that only they read included."""
+        numbers: dict[Ref | None, int] = {ref: n for n, ref in enumerate(self._call.outputs)}
+        for top in tops:
+            number = numbers.pop(top.value, None)
+            kept = _targets(top.statement) if number is None else None
+            leaves: list[tuple[Span, str]] = []
+            for leaf in top.leaves:
+                stays = kept and not self._only_views(leaf)
+                text = kept[0] if kept and stays else self._text(leaf)
+                if stays or text in texts:
+                    leaves.append((span_of(leaf), text))
+            yield Part(span_of(top.statement), span_of(top.node), tuple(leaves), number)
+        known = {span_of(top.statement) for top in tops}
+        yield from (Part(s, s) for s, text in replaced.items() if not text and s not in known)
 
     def _statements(self) -> list[ast.stmt]:
         """The statements of the place that the group is made in, in their order."""
@@ -550,6 +610,27 @@ class _Rewriter:
             )
             if plain and was_read and not any(t in used or t in kept for t in targets):
                 replaced[span_of(statement)] = ""
+
+    def _idle_casts(self, replaced: dict[Span, str]) -> None:
+        """Take out `h = x.float()` and its like between the parts of the group, where it is what x
+        is and only what is gone reads it."""
+        body = self._file.body(self._place.block)
+        touched = [n for n, s in enumerate(body) if any(span_of(s).holds(r) for r in replaced)]
+        kept = set(re.findall(r"\w+", " ".join(replaced.values())))
+        for statement in body[touched[0] : touched[-1]]:
+            match statement:
+                case ast.Assign(
+                    targets=[ast.Name(id=name)],
+                    value=ast.Call(func=ast.Attribute(value=ast.Name(id=root))) as value,
+                ) if span_of(statement) not in replaced and (name == root or name not in kept):
+                    steps = self._evaluated(statement)
+                    made = any(self._sources.made.get(step) for step in steps)
+                    given = self._sources.value(self._names(statement).get(root))
+                    same = given is not None and given == self._value(value)
+                    if same and not made and not self._read_after(name, statement, replaced):
+                        replaced[span_of(statement)] = ""
+                case _:
+                    pass
 
     def _text(self, node: ast.expr | ast.stmt) -> str:
         """In one line: as it is written, if that is one."""

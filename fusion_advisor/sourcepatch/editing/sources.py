@@ -8,9 +8,10 @@ between them.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def span_of(node: ast.expr | ast.stmt) -> Span:
 def names_in(node: ast.AST) -> set[str]:
     """The names in a piece of source, but for attributes."""
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def stored_in(node: ast.AST) -> set[str]:
+    """The names that a piece of source binds or deletes, but for attributes."""
+    names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+    return {each.id for each in names if not isinstance(each.ctx, ast.Load)}
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,23 @@ class SourceFile:
         return False
 
     @cached_property
+    def bound(self) -> dict[str, str]:
+        """The names that the file binds outside of functions and classes. Each has the import that
+        alone binds it, where that is of torch or of the standard library; else an empty text."""
+        found: dict[str, str] = {}
+        for statement in self.tree.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found[statement.name] = ""
+                continue
+            found |= dict.fromkeys(stored_in(statement), "")
+            for node in ast.walk(statement):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    for name, text in map(partial(_imported, node), node.names):
+                        alone = node is statement and found.get(name, text) == text
+                        found[name] = text if alone else ""
+        return found
+
+    @cached_property
     def may_import_torch(self) -> bool:
         """Whether nothing in the file is called torch, so that an import may be."""
         for node in ast.walk(self.tree):
@@ -228,6 +252,18 @@ class SourceFile:
         while not isinstance(at, Function):
             at = self.parents[at]
         return at
+
+
+def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, str]:
+    """The name that an import binds, and the import as a statement of its own, where it is of
+    torch or of the standard library; else an empty text."""
+    top = alias.name.partition(".")[0]
+    name, text = alias.asname or top, f"import {alias.name if alias.asname else top}"
+    if isinstance(node, ast.ImportFrom):
+        top = "" if node.level else (node.module or "").partition(".")[0]
+        text = f"from {node.module} import {alias.name}"
+    text += f" as {alias.asname}" if alias.asname else ""
+    return name, text if top == "torch" or top in sys.stdlib_module_names else ""
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
@@ -21,15 +22,14 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str])
     replaced: dict[Span, str] = {}
     inserted: dict[Span, str] = {}
     comments: dict[Span, list[str]] = {}
-    guards: list[_Guard] = []
+    edits = [*edits]
+    guards = [*_guards(edits)]
     for edit, comment in edits:
-        if edit.guard:
-            guards.append(_Guard(edit.guard, *edit.lines))
         replaced |= dict(edit.replaced)
         inserted |= dict(edit.inserted)
         comments.setdefault(edit.called, []).append(comment)
     places = {node: spans.of(place) for node, place in positions.items()}
-    edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, _merged(guards)))
+    edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, guards))
     for statement in imports:
         edited = _importing(edited, statement)
     return edited.code
@@ -37,25 +37,34 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str])
 
 @dataclass(frozen=True)
 class _Guard:
-    """A condition under which some lines stay as they were."""
+    """A condition under which some lines of the block that a statement is in stay as they were."""
 
     condition: str
+    within: Span
     first: int
     last: int
 
 
-def _merged(guards: Sequence[_Guard]) -> list[_Guard]:
-    """Guards of lines that overlap as one."""
-    merged: list[_Guard] = []
-    for guard in sorted(guards, key=lambda g: (g.first, g.last)):
-        last = merged[-1] if merged else None
-        if last is None or last.last < guard.first:
-            merged.append(guard)
-            continue
-        conditions = dict.fromkeys([*last.condition.split(" or "), *guard.condition.split(" or ")])
-        both = _Guard(" or ".join(conditions), last.first, max(last.last, guard.last))
-        merged[-1] = both
-    return merged
+def overlapping(edits: Iterable[tuple[Edit, str]]) -> list[list[tuple[Edit, str]]]:
+    """Edits of a file with their comments, those of a block that share lines together; a guard is
+    that of all these."""
+    found: list[list[tuple[Edit, str]]] = []
+    for pair in sorted(edits, key=lambda p: (p[0].block.owner, p[0].block.field, p[0].lines)):
+        near = [each for each, _ in (found[-1] if found else ()) if each.block == pair[0].block]
+        if not any(each.lines[1] >= pair[0].lines[0] for each in near):
+            found.append([])
+        found[-1].append(pair)
+    return found
+
+
+def _guards(edits: Iterable[tuple[Edit, str]]) -> Iterator[_Guard]:
+    for several in overlapping(edits):
+        first = several[0][0]
+        conditions = (part for edit, _ in several for part in edit.guard.split(" or ") if part)
+        asked = dict.fromkeys(conditions)
+        if asked:
+            last = max(edit.lines[1] for edit, _ in several)
+            yield _Guard(" or ".join(asked), first.called, first.lines[0], last)
 
 
 class _Spans:
@@ -105,17 +114,20 @@ class _Editor(cst.CSTTransformer):
     ) -> cst.IndentedBlock:
         body: list[cst.BaseStatement] = []
         pairs = [*zip(original_node.body, updated_node.body, strict=True)]
-        while pairs:
-            guard = next((g for g in self._guards if self._within(pairs[0][0], g)), None)
+        spans = {self._places[before] for before in original_node.body}
+        guards = [guard for guard in self._guards if guard.within in spans]
+
+        def guarding(pair: tuple[cst.BaseStatement, cst.BaseStatement]) -> _Guard | None:
+            return next((guard for guard in guards if self._within(pair[0], guard)), None)
+
+        for guard, some in groupby(pairs, guarding):
+            edited = [*some]
+            after = self._edited(edited)
             if guard is None:
-                body += self._edited([pairs[0]])
-                del pairs[0]
+                body += after
                 continue
-            count = next((i for i, (s, _) in enumerate(pairs) if not self._within(s, guard)), None)
-            guarded, pairs = pairs[:count], pairs[count:] if count else []
-            test = cst.parse_expression(guard.condition)
-            plain = cst.IndentedBlock([before.deep_clone() for before, _ in guarded])
-            fused = cst.IndentedBlock(self._edited(guarded))
+            plain = cst.IndentedBlock([before.deep_clone() for before, _ in edited])
+            test, fused = cst.parse_expression(guard.condition), cst.IndentedBlock(after)
             body.append(cst.If(test=test, body=plain, orelse=cst.Else(body=fused)))
         return updated_node.with_changes(body=body)
 

@@ -1,0 +1,371 @@
+"""Guarded edits as one call each: a function beside the kernels asks the guard, and where it holds
+runs the statements that were there.
+
+The function is given the kernel's operands, and what else the guard and the statements read: local
+names, attributes of modules, and what the model's file defines. What that file imports of torch or
+of the standard library the function's file imports, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from textwrap import indent
+
+from fusion_advisor.codegen.kernel_package import ASKING
+from fusion_advisor.ir.source_trace import Span
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced
+from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, span_of, stored_in
+from fusion_advisor.sourcepatch.editing.splice import overlapping
+from fusion_advisor.support.errors import UsageError
+
+_SAYS = '''"""Calls that ask before they launch a kernel: where it would compute something else, the
+statements run that it replaced. Written by fusion-advisor; the statements are the model's."""'''
+_WIDTH = 100
+_SOMETIMES = (
+    ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+    ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom,
+)  # fmt: skip
+"""Expressions that may leave a part of theirs out, that bind names, or that only their function can
+hold. What a function is given is evaluated whether it is read or not."""
+
+
+class Outlines:
+    """The functions of one file beside the kernels, those that stand in it already included. Raises
+    UsageError for a text that is not Python."""
+
+    def __init__(self, standing: str, kernels: Collection[str]) -> None:
+        try:
+            tree = ast.parse(standing)
+        except SyntaxError as error:
+            raise UsageError(f"{ASKING}:{error.lineno}: {error.msg}; correct the file") from error
+        self._standing, self._kernels = standing, kernels
+        self._imports = {
+            alias.asname or alias.name: ast.unparse(each)
+            for each in tree.body
+            if isinstance(each, (ast.Import, ast.ImportFrom))
+            for alias in each.names
+        }
+        self.functions = {
+            each.name: ast.get_source_segment(standing, each) or ""
+            for each in tree.body
+            if isinstance(each, ast.FunctionDef)
+        }
+        """Their texts, by their names."""
+        self._stood = dict(self.functions)
+
+    @property
+    def text(self) -> str:
+        """The text of the file; empty without a function."""
+        if self.functions == self._stood:
+            return self._standing
+        head = [_SAYS]
+        for _, lines in groupby(
+            sorted({*self._imports.values()}, key=_order), lambda i: _order(i)[0]
+        ):
+            head += ["", *lines]
+        return "\n\n\n".join(["\n".join(head), *self.functions.values()]) + "\n"
+
+    def outlined(
+        self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
+    ) -> Iterator[tuple[Edit, str]]:
+        """Yield the edits of a file with their comments, those with guards as calls of functions
+        that ask these. Edits that share lines keep their guards, and say why, where one has to."""
+        for several in overlapping(edits):
+            try:
+                functions = {e: self._function(file, e) for e, _ in several if e.guard}
+            except NotPlaced as reason:
+                yield from several
+                yield several[0][0], f"fusion-advisor: the statements stay, for {reason}"
+                continue
+            made = {edit: self._called(edit, each) for edit, each in functions.items()}
+            yield from ((made.get(edit, edit), comment) for edit, comment in several)
+
+    def _function(self, file: SourceFile, edit: Edit) -> _Function:
+        kernel = edit.taken.kernel
+        made = _Function(file, edit, self._imports, self._kernels, self.functions)
+        made.imports |= {"torch": "import torch", kernel: f"from .{kernel} import {kernel}"}
+        if any(self._imports.get(name, line) != line for name, line in made.imports.items()):
+            raise NotPlaced(f"{kernel} is something else beside the kernels")
+        return made
+
+    def _called(self, edit: Edit, function: _Function) -> Edit:
+        taken, number = edit.taken, 1
+        name = f"{taken.kernel}_or_eager"
+        while self.functions.setdefault(name, function.text(name)) != function.text(name):
+            number += 1
+            name = f"{taken.kernel}_or_eager_{number}"
+        self._imports |= function.imports
+        package = taken.call.partition(f".{taken.kernel}(")[0]
+        call = f"{package}.{name}({', '.join(function.given)})"
+
+        def calling(texts: Sequence[tuple[Span, str]]) -> tuple[tuple[Span, str], ...]:
+            return tuple((span, text.replace(taken.call, call)) for span, text in texts)
+
+        return replace(
+            edit, replaced=calling(edit.replaced), inserted=calling(edit.inserted), guard=""
+        )
+
+
+def always_eager(text: str) -> str:
+    """The text of the file with functions that run the model's statements whatever they ask."""
+    tree = ast.parse(text)
+    for function in tree.body:
+        for statement in function.body if isinstance(function, ast.FunctionDef) else ():
+            if isinstance(statement, ast.If):
+                statement.test = ast.copy_location(ast.Constant(True), statement.test)
+    return ast.unparse(tree) + "\n"
+
+
+def _order(line: str) -> tuple[int, bool, str]:
+    """Order of imports: the standard library's first, then torch's, then the package's."""
+    top = line.split()[1].partition(".")[0]
+    return 2 if not top else top == "torch", line.startswith("from"), line
+
+
+class _Function(ast.NodeTransformer):
+    """An edit as a function. Raises NotPlaced where its statements cannot be a function's."""
+
+    def __init__(
+        self,
+        file: SourceFile,
+        edit: Edit,
+        imported: Mapping[str, str],
+        kernels: Collection[str],
+        functions: Collection[str],
+    ) -> None:
+        self._file, self._edit, self._taken = file, edit, edit.taken
+        self._imported, self._functions = imported, functions
+        self._reserved = {*kernels, "torch"}
+        self.imports: dict[str, str] = {}
+        self.given: dict[str, str] = {}
+        """Arguments as the source spells them, with the names of their parameters."""
+        self._renames: dict[str, str] = {}
+        own = span_of(file.function(edit.block))
+        around = [each for span, each in file.statements.items() if span.holds(own)]
+        scopes = [n for n in around if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        parameters = {n.arg for f in scopes for n in ast.walk(f.args) if isinstance(n, ast.arg)}
+        self._locals = parameters.union(*map(stored_in, scopes))
+        self._known = self._locals.union(self._reserved, *map(names_in, scopes))
+        self._body = file.body(edit.block)
+        self._numbers = {span_of(each): number for number, each in enumerate(self._body)}
+        self._call = self._numbers[edit.called]
+        self._parts = sorted(self._taken.parts, key=lambda part: (part.statement, part.node))
+        self._leaves = {span: text for part in self._parts for span, text in part.leaves}
+        self._at: int | None = None
+        """The statement whose names are read; None at the call."""
+        operands = [self._operand(text) for text in self._taken.operands]
+        self._at = min(self._numbers[part.statement] for part in self._parts)
+        self._asks = [self._written(_expression(each)) for each in edit.guard.split(" or ")]
+        self._lines = [*self._statements()]
+        self._ends = f"return {self._taken.kernel}({', '.join(operands)})"
+
+    def text(self, name: str) -> str:
+        """The function, under a name."""
+        where = f"{self._edit.qualname}(), {Path(self._edit.file).name}"
+        body = [
+            f'"""In place of statements of {where}."""',
+            _over_lines("if ", " or ", self._asks, ":"),
+            *(indent(line, "    ") for line in self._lines),
+            self._ends,
+        ]
+        head = _over_lines(f"def {name}", ", ", [*self.given.values()], ":", around=True)
+        return "\n".join([head, *(indent(line, "    ") for line in body)])
+
+    # What it runs.
+
+    def _statements(self) -> Iterator[str]:
+        """The statements that the call replaces, and what they give."""
+        results: dict[int, str] = {}
+        several = sum(part.result is not None for part in self._parts) > 1
+        for part in self._parts:
+            number = self._at = self._numbers[part.statement]
+            statement = self._body[number]
+            stored = sorted(self._inside(number))
+            if {self._renamed(name) for name in stored} & {*results.values()}:
+                raise NotPlaced(f"`{stored[0]}` is bound again")
+            named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
+            if part.result is None or named:
+                yield self._written(statement)
+                if part.result is not None:
+                    results[part.result] = self._renamed(stored[0])
+                continue
+            value = self._written(self._file.expressions[part.node])
+            if several:
+                results[part.result] = self._free("result")
+                value = f"{results[part.result]} = {value}"
+            yield value if several else f"return {value}"
+        if results:
+            yield f"return {', '.join(results[number] for number in sorted(results))}"
+
+    def _written(self, node: ast.AST) -> str:
+        """A piece of the source, in names of the function."""
+        made = self.visit(copy.deepcopy(node))
+        return ast.unparse(ast.fix_missing_locations(made))
+
+    def _operand(self, text: str) -> str:
+        """An operand of the kernel: what its call was given, or an expression of what has names."""
+        node = _expression(text)
+        if text in self._leaves.values() and not text.isidentifier():
+            return self._parameter(text, _word(node, self._taken.modules))
+        return self._written(node)
+
+    # Names.
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Puts the function's names in place of the source's."""
+        if isinstance(node, ast.expr) and span_of(node) in self._leaves:
+            return self._leaf(node, self._leaves[span_of(node)])
+        if isinstance(node, _SOMETIMES):
+            raise NotPlaced("a part of theirs may be left out")
+        return super().visit(node)
+
+    def _leaf(self, node: ast.expr, text: str) -> ast.AST:
+        if text.isidentifier():  # bound by what stays of the statement
+            self._require_unbound(text, (self._at or 0) + 1, self._call)
+            self.given.setdefault(text, self._renamed(text))
+            return _named(self._renamed(text), node)
+        if any(self._is_made(name) for name in names_in(node) & self._locals):
+            raise NotPlaced(f"`{text}` is made of what they make")
+        return _named(self._parameter(text, _word(node, self._taken.modules)), node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A local name, or a global one."""
+        name, read = node.id, isinstance(node.ctx, ast.Load)
+        if name in self._locals:
+            if read and not self._is_made(name):
+                self.given.setdefault(name, self._renamed(name))
+            return _named(self._renamed(name), node)
+        line = self._file.bound.get(name)
+        if name == "super":
+            raise NotPlaced("super() belongs to the class")
+        if name == "torch" and line in (None, "import torch"):
+            return node  # a guard names it, whatever the file imports
+        if line is None and hasattr(builtins, name):
+            return node
+        if line and self._imported.get(name, line) == line and name not in self._reserved:
+            self.imports[name] = line
+            return node
+        self.given.setdefault(name, self._renamed(name))
+        return _named(self._renamed(name), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """An attribute: of a module it is given, of the package of kernels it is at hand."""
+        root = node.value
+        if isinstance(root, ast.Name) and self._taken.call.startswith(f"{root.id}."):
+            if node.attr in self._functions:
+                return _named(node.attr, node)
+            if node.attr in self._reserved:
+                self.imports[node.attr] = f"from .{node.attr} import {node.attr}"
+                return _named(node.attr, node)
+        if isinstance(root, ast.Name) and root.id in self._taken.modules:
+            if self._is_made(root.id):
+                raise NotPlaced(f"`{root.id}` is bound between them")
+            return _named(self._parameter(f"{root.id}.{node.attr}", node.attr), node)
+        if node.attr.startswith("__") and not node.attr.endswith("__"):
+            raise NotPlaced(f"{node.attr} belongs to the class")
+        return self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """`x += y`, which reads x."""
+        if isinstance(node.target, ast.Name) and not self._is_made(node.target.id):
+            self.given.setdefault(node.target.id, self._renamed(node.target.id))
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        """An assignment without its annotation, which may name anything."""
+        assert node.value is not None  # nothing is computed without
+        return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def _parameter(self, text: str, wanted: str) -> str:
+        """The parameter that an expression of the source is given as."""
+        if text not in self.given:
+            self.given[text] = self._free(wanted)
+        return self.given[text]
+
+    def _free(self, wanted: str) -> str:
+        """A name that nothing else has."""
+        name = wanted.lstrip("_") or "given"
+        while name in self._known:
+            name += "_"
+        self._known.add(name)
+        return name
+
+    def _renamed(self, name: str) -> str:
+        """A name of the source: another one where that is a kernel's."""
+        if name in self._reserved and name not in self._renames:
+            self._renames[name] = self._free(name)
+        return self._renames.get(name, name)
+
+    # Where names are bound.
+
+    def _is_made(self, name: str) -> bool:
+        """Whether the function makes what a name has where a statement reads it; else it is given
+        that, for the name has it at the call, too. NotPlaced where neither is so."""
+        if self._at is None:
+            return False
+        makes = [number for number in range(self._at) if name in self._inside(number)]
+        if makes:
+            self._require_unbound(name, makes[-1] + 1, self._at)
+            return True
+        self._require_unbound(name, *sorted((self._at, self._call)))
+        return False
+
+    def _inside(self, number: int) -> set[str]:
+        """The names that a statement binds in the function."""
+        statement = self._body[number]
+        nodes = {span_of(statement), span_of(getattr(statement, "value", None) or statement)}
+        own = [p for p in self._parts if p.statement == span_of(statement) and p.node in nodes]
+        names = stored_in(statement) if own else set[str]()
+        return names if len(names) == 1 or all(part.result is None for part in own) else set()
+
+    def _require_unbound(self, name: str, start: int, end: int) -> None:
+        """NotPlaced where one of some statements, if it stays in the source, binds a name."""
+        removed = {span for span, text in self._edit.replaced if not text}
+        for statement in self._body[start:end]:
+            if span_of(statement) not in removed and name in stored_in(statement):
+                raise NotPlaced(f"`{name}` is bound between them")
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _named(name: str, node: ast.expr) -> ast.Name:
+    """A name in place of an expression."""
+    return ast.copy_location(ast.Name(name, getattr(node, "ctx", ast.Load())), node)
+
+
+def _word(node: ast.expr, modules: Collection[str]) -> str:
+    """A word for an expression: the name that it begins with, or the attribute of a module."""
+    word = ""
+    while True:
+        if isinstance(node, ast.Name):
+            return word if node.id in modules and word else node.id
+        if isinstance(node, ast.Attribute):
+            word, node = node.attr, node.value
+        elif isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            return word or "given"
+
+
+def _over_lines(
+    head: str, between: str, parts: Sequence[str], end: str, *, around: bool = False
+) -> str:
+    """Parts in one line, or where that is long each in a line of its own."""
+    line = between.join(parts)
+    line = f"{head}({line}){end}" if around else f"{head}{line}{end}"
+    if len(line) + 4 <= _WIDTH:
+        return line
+    rows = [f"    {part}{between.rstrip()}" if around else f"    {part}" for part in parts]
+    if not around:
+        rows[1:] = [f"    {between.lstrip()}{part}" for part in parts[1:]]
+    return "\n".join([f"{head}(", *rows, f"){end}"])
