@@ -7,16 +7,17 @@ program of `torch.export`, its kernels, and a loader. The folder imports torch a
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fusion_advisor.frontend.user_model import failure, given_inputs
 from fusion_advisor.ir.kernel import LICENSE, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
-from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.errors import AdvisorError, UsageError
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.verify.driver import Provers, provers, verify
 from fusion_advisor.workflows.apply import Gathered
@@ -99,15 +100,17 @@ def export(
     The example inputs are as `apply` takes them. `dynamic_shapes` is torch.export's; without it
     every size of a tensor may change where the model allows that. The model is exported as it is
     (`eval()` first), without gradients, and stays as it is. A record that it returns, such as an
-    output of transformers, becomes a dict. What the folder needs beyond torch and Triton, operators
-    and containers of other libraries, is warned of in one line. Raises UsageError for a folder that
-    is there or whose name is no name of a package, CaptureError for a model that torch.export
-    cannot trace.
+    output of transformers, becomes a dict, and every kind of tuple a tuple. What the folder needs
+    beyond torch and Triton, operators and containers of other libraries, is warned of in one line.
+    Raises UsageError for a folder that is there or whose name is no name of a package, CaptureError
+    for a model that torch.export cannot trace.
     """
     folder = Path(folder)
-    if not folder.name.isidentifier():
+    if not folder.name.isidentifier() or iskeyword(folder.name):
         raise UsageError(f"export: {folder.name} is no name of a package; give letters, digits, _")
-    if folder.exists():
+    if _is_taken(folder.name):
+        raise UsageError(f"export: {folder.name} is the name of a package that is there already")
+    if folder.exists() or folder.is_symlink():
         raise UsageError(f"export: {folder} is there already; remove it or give another folder")
     if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"export: {type(model).__name__} is no torch.nn.Module")
@@ -125,21 +128,18 @@ def export(
 
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own parts
-            try:
-                plain = _with_plain_results(model)
-                program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)
-            except Exception as error:
-                advice = "torch.export has to trace it: try that alone"
-                raise failure(f"exporting {type(model).__name__}", error, advice) from error
-            program, outcome = with_kernels(program, chosen, rulebook, folder.name, proven)
+            with _told(f"exporting {type(model).__name__}"):
+                program = _traced(model, args, kwargs, shapes)
+                program, outcome = with_kernels(program, chosen, rulebook, folder.name, proven)
     done = Exported(folder=folder)
     Gathered(done).add(outcome)
     kernels = {place.kernel.entry: place.kernel.text for place in outcome.taken if place.kernel}
-    with _whole(folder) as made:
+    with _whole(folder) as made, _told(f"writing {folder}"):
         for file, text in package_files(folder, kernels).items():
             write(made / file.name, text)
         write(made / LOADER, _LOADER.format(package=folder.name))
         torch.export.save(program, made / PROGRAM)
+        torch.export.load(made / PROGRAM)  # what torch can write it cannot always read
     if needs := sorted({*_needed(program)}):
         warnings.warn(
             f"fusion_advisor.export: {folder} needs {', '.join(needs)}: import what registers "
@@ -162,18 +162,30 @@ def _whole(folder: Path) -> Generator[Path]:
         raise
 
 
-def _with_plain_results(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, as another object, whose results have no classes of its library."""
-    shown = copy.copy(model)
-    own: Any = model.forward
-    run = own.__func__.__get__(shown) if inspect.ismethod(own) else own
+@contextmanager
+def _told(stage: str) -> Generator[None]:
+    """Make one line of what torch.export raises."""
+    try:
+        yield
+    except AdvisorError:
+        raise
+    except Exception as error:
+        raise failure(stage, error, "torch.export has to do it: try that alone") from error
 
-    @wraps(own)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return _plain(run(*args, **kwargs))
 
-    shown.forward = forward
-    return shown
+def _traced(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> torch.export.ExportedProgram:
+    """The program of a model, whose results have no classes of its library."""
+
+    def plain(module: Any, given: Any, result: Any) -> Any:
+        return _plain(result)
+
+    hook = model.register_forward_hook(plain)
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    finally:
+        hook.remove()
 
 
 def _plain(value: Any) -> Any:
@@ -181,9 +193,17 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if dataclasses.is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(_plain, value))
     return value
+
+
+def _is_taken(name: str) -> bool:
+    """Whether `import name` has another meaning here."""
+    try:
+        return name in sys.stdlib_module_names or find_spec(name) is not None
+    except ValueError:  # kernels of this process
+        return False
 
 
 def _needed(program: torch.export.ExportedProgram) -> Iterator[str]:
@@ -204,14 +224,25 @@ def _needed(program: torch.export.ExportedProgram) -> Iterator[str]:
 
 def _every_size(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Dynamic shapes in which every size of every tensor may change."""
+) -> dict[str, Any] | None:
+    """Dynamic shapes in which every size of every tensor may change; None, which fixes all, where
+    torch.export has no way to say it."""
     auto = torch.export.Dim.AUTO
 
     def sizes(value: Any) -> Any:
         return dict.fromkeys(range(value.dim()), auto) if isinstance(value, torch.Tensor) else None
 
-    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    taken = inspect.signature(model.forward)
+    try:
+        given = taken.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise UsageError(f"export: the inputs do not fit forward{taken}: {error}") from error
+    if any(given.get(n) for n, each in taken.parameters.items() if each.kind is each.VAR_KEYWORD):
+        warnings.warn(
+            "fusion_advisor.export: every size is fixed: forward takes **keywords, for which "
+            "torch.export knows no sizes that change", stacklevel=3,
+        )  # fmt: skip
+        return None
     return pytree.tree_map(sizes, dict(given))
 
 

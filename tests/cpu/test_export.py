@@ -11,8 +11,9 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -125,12 +126,69 @@ def test_the_model_stays_as_it_was(exported: tuple[Any, nn.Module, Path], tmp_pa
     assert all(each.requires_grad for each in model.parameters())
 
 
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: dict[str, torch.Tensor]
+
+
+class Scaled(nn.Module):
+    """Returns a record of its library, and has what it returns from another module's method."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(F.silu(x) * x * self.scale, {"most": x.max(-1)[0]})
+
+
+@pytest.mark.parametrize("kind", ["another's forward", "parametrized", "keywords"])
+def test_other_kinds_of_models(kind: str, tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    model: nn.Module = Scaled(1.0)
+    given: dict[str, Any] = {}
+    if kind == "another's forward":
+        model.forward = Scaled(7.0).forward
+    elif kind == "parametrized":
+        model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    else:
+
+        class Keywords(Scaled):
+            def forward(self, x: torch.Tensor, **more: torch.Tensor) -> Pair:
+                return super().forward(x * more["by"])
+
+        model, given = Keywords(2.0), {"by": torch.ones(8)}
+    said = pytest.warns(UserWarning, match="every size is fixed") if given else nullcontext()
+    with said:
+        done = fa.export(model, tmp_path / "fused", (x,), given, device="h200", verify=False)
+    program = torch.export.load(done.folder / "program.pt2").module()
+    with torch.no_grad():
+        wanted = model(x, **given)
+        found = program(x, **given)
+    if isinstance(wanted, Pair):
+        torch.testing.assert_close(found, tuple(wanted))
+    else:
+        torch.testing.assert_close(found, wanted)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[: int(x.sum())]
 
+    class Named(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * 2, "a string, which torch writes and cannot read"
+
     x = torch.ones(4)
+    with pytest.raises(UsageError, match="do not fit forward"):
+        fa.export(Block(), tmp_path / "fused", (x, x, x))
+    with pytest.raises(UsageError, match="name of a package that is there"):
+        fa.export(Block(), tmp_path / "torch", x)
+    with pytest.raises(UsageError, match="is no name of a package"):
+        fa.export(Block(), tmp_path / "class", x)
+    with pytest.raises(CaptureError, match=r"writing .* raised RuntimeError"):
+        fa.export(Named(), tmp_path / "fused", x)
     with pytest.raises(UsageError, match="is no name of a package"):
         fa.export(Block(), tmp_path / "my-model", x)
     with pytest.raises(UsageError, match="is there already"):

@@ -368,6 +368,27 @@ def off_the_diagonal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.arange(k.shape[2]) != torch.arange(q.shape[2])[:, None] + 1
 
 
+def wrapping(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """What is added is 0 in 32 bits."""
+    much = torch.ones(1, dtype=torch.int32) * 65536 * 65536
+    place = torch.arange(q.shape[2], dtype=torch.int32)[:, None] + much
+    return place >= torch.arange(k.shape[2], dtype=torch.int32)
+
+
+def cut_short(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    much = torch.full((1,), 2**32).to(torch.int32)
+    return torch.arange(q.shape[2])[:, None] + much >= torch.arange(k.shape[2]) + 1
+
+
+def without_a_sign(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    below = (torch.arange(q.shape[2]) - q.shape[2]).to(torch.uint32).to(torch.int64)
+    return (below[:, None] < 0) | (torch.arange(k.shape[2]) <= 0 * below[:, None] + 1)
+
+
+def of_no_dimension(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return (torch.ones((), dtype=torch.int64).cumsum(0) >= 2) | softly(q, k).bool()
+
+
 def two_sequences(length: int) -> torch.Tensor:
     return torch.cat([torch.arange(2), torch.arange(length - 2)])
 
@@ -384,8 +405,8 @@ def begun_again(length: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "mask",
     [narrow_window, strictly_before, from_the_end, softly, one_of_two, by_distance,
-     on_the_diagonal, off_the_diagonal, sequences(two_sequences), sequences(every_other),
-     sequences(begun_again)],
+     wrapping, cut_short, without_a_sign, of_no_dimension, on_the_diagonal, off_the_diagonal,
+     sequences(two_sequences), sequences(every_other), sequences(begun_again)],
 )  # fmt: skip
 def test_other_masks_stay(mask: Mask, dynamic: bool) -> None:
     seen = Seen()

@@ -197,6 +197,9 @@ class _Reader:
             return lambda index: _converted(args[0], index, value.dtype)
         if target is aten.copy.default:
             return lambda index: _converted(args[1], within(args[1].sizes, index), value.dtype)
+        along = target in _MOVED or target in (aten.cat.default, aten.cumsum.default)
+        if along and not value.dim() and target is not aten.select.int:
+            raise Unproven(f"{node.name} has no dimension")
         if target in _MOVED:
             return _MOVED[target](*args)
         if target in (aten.triu.default, aten.tril.default):
@@ -247,13 +250,26 @@ def _remembered(function: Callable[[Index], Term]) -> Callable[[Index], Term]:
 
 def _is_narrow(dtype: torch.dtype) -> bool:
     """Whether whole numbers of a dtype may wrap where places are counted."""
-    return not dtype.is_floating_point and dtype is not torch.bool and dtype.itemsize < 4
+    if dtype.is_floating_point or dtype is torch.bool:
+        return False
+    return dtype.itemsize < 4 or not dtype.is_signed
+
+
+_MOST = 2**31
+"""Whole numbers in a formula stay below: larger ones may wrap in 32 bits, and are no places."""
+
+
+def _counts(number: sympy.Expr) -> sympy.Expr:
+    """The expression, where its numbers are such as places have. Raises Unproven."""
+    if any(abs(each) >= _MOST for each in number.atoms(sympy.Integer)):
+        raise Unproven(f"it computes with {number}, which may wrap")
+    return number
 
 
 def _filled(number: Any, dtype: torch.dtype) -> Callable[[Index], Term]:
     whole = not dtype.is_floating_point and dtype is not torch.bool
     if whole or isinstance(number, torch.SymInt):
-        return lambda index: size(number)
+        return lambda index: _counts(size(number))
     return lambda index: FixedValue(torch.tensor(number, dtype=dtype))
 
 
@@ -414,7 +430,10 @@ def _counted(source: Elements, dim: int) -> Callable[[Index], Term]:
         place = sympy.Symbol("place", integer=True, nonnegative=True)
         term = source.at((*index[:dim], place, *index[dim + 1 :]))
         known = {each: _settled(each) for each in leaves(term)}
-        return int(evaluated(term, known)) * (index[dim] + 1)
+        value = evaluated(term, known)
+        if not torch.isfinite(value):
+            raise Unproven(f"a sum of {float(value)}")
+        return _counts(int(value) * (index[dim] + 1))
 
     return at
 
@@ -443,7 +462,7 @@ def _pointwise(
         whole = [_whole(each) for each in given]
         if len(given) == 2 and None not in whole and not kwargs:
             if family in _EXACT:
-                return _EXACT[family](*whole)
+                return _counts(sympy.expand(_EXACT[family](*whole)))
             if family in _COMPARED:
                 return Holds(sympy.expand(_COMPARED[family](*whole)))
             if family in _EQUAL:
