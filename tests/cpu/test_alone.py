@@ -66,6 +66,7 @@ def test_without_a_gpu_a_file_is_checked_on_the_interpreter(name: str, tmp_path:
     assert all("eager's" in line and line.endswith("near enough") for line in lines)
 
 
+@pytest.mark.deep
 def test_all_kernels_of_a_folder_are_checked(tmp_path: Path) -> None:
     """One of an earlier version, which stands alone, by its own command line."""
     old = ["git", "apply", "--include", "fused_model/swiglu.py", str(EARLIER)]

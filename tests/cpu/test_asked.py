@@ -63,6 +63,7 @@ def counted(folder: Path, *kernels: Kernel) -> list[list[tuple[int, int]]]:
     return [[(a, b) for a, b in cases] for cases in json.loads(run_script(_COUNT, str(file)))]
 
 
+@pytest.mark.deep
 def test_plans_say_how_often_elements_are_asked_for(tmp_path: Path) -> None:
     made = [
         replace(each, cases=tuple(case for case in each.cases if not case.costly))

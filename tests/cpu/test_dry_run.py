@@ -132,7 +132,7 @@ def test_a_named_model_is_told_by_text_and_json(folder: Path) -> None:
     assert (found["kernels"], found["refused"], found["share"]) == ({"softmax": 1}, {}, 1)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", ["prefill", pytest.param("decode", marks=pytest.mark.deep)])
 def test_phases_of_a_config_are_run(folder: Path, phase: str) -> None:
     words = ("--phase", phase, "--batch", "2", "--dtype", "bf16", "--inner", "eager", "--json", "-")
     done = spawned.command("apply", "hf:config.json", *words, cwd=folder)

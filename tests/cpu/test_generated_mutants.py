@@ -206,6 +206,7 @@ def printed(name: str, number: int, mutant: Mutant) -> Kernel:
     return replace(made.kernel, text=made.kernel.text.replace(old, new))
 
 
+@pytest.mark.deep
 def test_the_unchanged_kernels_pass(worker: Worker) -> None:
     pending = {n: submit_check(worker, programs(n).kernel) for n in FUNCTIONS}
     checks = [collect_check(programs(n).kernel, answer) for n, answer in pending.items()]

@@ -52,6 +52,7 @@ def left(scratch: Path) -> list[str]:
     return [*(name for name in files if not name.startswith("torchinductor_")), *processes]
 
 
+@pytest.mark.deep
 def test_after_a_run(tmp_path: Path) -> None:
     run = started(ROOT / "examples" / "softmax.py", tmp_path)
     _, said = run.communicate()

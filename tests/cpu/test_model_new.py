@@ -309,6 +309,7 @@ def command(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return spawned.command("patch", file, *options, *quick, cwd=file.parent)
 
 
+@pytest.mark.deep
 def test_the_command(tmp_path: Path) -> None:
     file, out = tmp_path / "problem.py", tmp_path / "new.py"
     file.write_text(CROWDED)

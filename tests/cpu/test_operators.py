@@ -114,6 +114,7 @@ def test_an_op_that_is_less_exact_is_not_put(tmp_path: Path) -> None:
     assert [*patch.patch.refused.values()] == ["its PyTorch op is not proven"]
 
 
+@pytest.mark.deep
 def test_what_no_op_computes_is_left(tmp_path: Path) -> None:
     text = MODEL.replace("e = torch.exp(x)", "e = torch.exp(x) * torch.sigmoid(x)")
     patch = made(tmp_path, text, verify=False)

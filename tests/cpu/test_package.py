@@ -186,6 +186,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.deep
 def test_a_second_patch_keeps_the_functions_that_ask(tmp_path: Path) -> None:
     """Another call of the same kernel that asks otherwise gets a function of its own; statements
     that were put back get the one that is there; kernels written anew leave all."""

@@ -92,7 +92,7 @@ def test_analysis_works_and_says_once_that_no_kernel_is_checked(folder: Path) ->
     assert "@triton.jit" in (folder / "out" / "kernels" / "softmax.py").read_text()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.deep
 @pytest.mark.parametrize("lacks", [NO_FORKS, NO_FORKS + NO_POSIX], ids=["macos", "windows"])
 def test_what_other_systems_lack_is_not_missed(folder: Path, lacks: str) -> None:
     (folder / "blocked" / "sitecustomize.py").write_text(BLOCK + lacks)
