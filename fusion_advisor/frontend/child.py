@@ -177,13 +177,10 @@ def capture_module(
     kwargs: dict[str, Any] | None = None,
     scenario: Scenario | None = None,
     trail: bool = False,
-    references: str | None = None,
     mask_elements: int | None = None,
-    *,
-    breaks: bool = True,
 ) -> Graph:
     """Captures a module with the inputs given, in this process, as `capturing` does a model.
-    Without `breaks` Dynamo is not asked where it breaks the graph. Raises CaptureError."""
+    Raises CaptureError."""
     from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 
     scenario = scenario or Scenario()
@@ -191,9 +188,9 @@ def capture_module(
     was_training = module.training
     module.train(scenario.mode == "train")
     try:
-        loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__, breaks=breaks)
+        loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__)
         loaded.assumed.append(f"mode={scenario.mode}")
-        return _translate(loaded, scenario, trail, references, mask_elements)
+        return _translate(loaded, scenario, trail, mask_elements=mask_elements)
     finally:
         module.train(was_training)
 

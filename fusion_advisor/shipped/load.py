@@ -9,6 +9,8 @@ import importlib.util
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -22,11 +24,17 @@ _modules, _packages = count(), count()
 
 def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
     """Load an emitted file as a module of a package of kernels; jit functions need their source on
-    disk. With `name`, such as `package.kernel`, the module is registered as imported under that
-    name; else the package is that of all kernels of the folder."""
+    disk. With `name`, such as `package.kernel`, the module has that name, after which its operators
+    are called, and an import of the package still finds what it would find without; else the
+    package is that of all kernels of the folder."""
     package, _, stem = name.rpartition(".")
-    package = _package(folder / package, package) if package else _nameless(folder)
-    stem = stem or f"emitted_{next(_modules)}"
+    if not package:
+        return _loaded(text, _nameless(folder), f"emitted_{next(_modules)}")
+    with _passing(folder / package, package):
+        return _loaded(text, package, stem)
+
+
+def _loaded(text: str, package: str, stem: str) -> ModuleType:
     path = Path(sys.modules[package].__path__[0], f"{stem}.py")
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(f"{package}.{stem}", path)
@@ -37,9 +45,24 @@ def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         raise KernelFault(f"the file does not import: {cause(error)}") from error
-    if name:
-        sys.modules[name] = module
     return module
+
+
+@contextmanager
+def _passing(folder: Path, name: str) -> Generator[None]:
+    """Have a package in a folder while the block runs, in place of what is imported as that."""
+    before = {each: sys.modules.pop(each) for each in _imported(name)}
+    try:
+        _package(folder, name)
+        yield
+    finally:
+        for each in _imported(name):
+            del sys.modules[each]
+        sys.modules.update(before)
+
+
+def _imported(package: str) -> list[str]:
+    return [each for each in sys.modules if each.partition(".")[0] == package]
 
 
 @cache

@@ -34,14 +34,12 @@ class Other:
 
 @dataclass(frozen=True)
 class Guards:
-    """The source as it ran, in other modes and dtypes, and at other sizes. With `wary` a guard also
-    asks for what may change in a model that lives on: gradients, hooks, submodules."""
+    """The source as it ran, in other modes and dtypes, and at other sizes."""
 
     sources: Sources
     flow: Dataflow
     others: Sequence[Other] = ()
     resized: Sequence[Sources] = ()
-    wary: bool = False
 
     def of(self, place: SourcePlace, edit: Edit, *, only_dtype: bool) -> str:
         """The condition under which what is replaced computes something else; empty where there is
@@ -132,29 +130,21 @@ class Guards:
                 yield "torch.is_autocast_enabled()"
             else:
                 yield self._of_dtype(edit, names)
-        if self.wary:
-            yield self._of_dtype(edit, names)
-            yield f"{self._float(edit, names)[0]}.requires_grad"
 
     def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
         """Condition that a tensor has another dtype than it was captured in."""
-        name, dtype = self._float(edit, names)
-        return f"{name}.dtype != torch.{dtype}"
-
-    def _float(self, edit: Edit, names: Mapping[str, str]) -> tuple[str, str]:
-        """A name that holds a tensor of floats where an edit begins, and its dtype."""
         for name, word in names.items():
             ref = self.sources.value(word)
             tensor = self.flow.annotated.tensors.get(ref) if ref else None
             if tensor is not None and "float" in tensor.dtype:
-                return name, tensor.dtype
+                return f"{name}.dtype != torch.{tensor.dtype}"
         raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
 
     # Another module.
 
     def _exchanged(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
-        """Conditions that a module whose call is removed is of another class, holds other numbers,
-        or has hooks."""
+        """Conditions that a module whose call is removed is of another class or holds other
+        numbers."""
         own = self.sources.module(place.activation)
         made = _computed(self.sources, place.block, edit, place)
         for path in sorted(set[str]().union(*made.values()) - {own}):
@@ -163,14 +153,10 @@ class Guards:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
                 )
-            if held is not None and (self.wary or not self.sources.settled(path)):
+            if held is not None and not self.sources.settled(path):
                 of_torch = held.kind.startswith("torch.")
                 asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
                 yield asked.format(text, held.kind)
-            if self.wary:
-                yield f"{text}._forward_hooks"
-                yield f"{text}._forward_pre_hooks"
-                yield f"'forward' in vars({text})"
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
             for name, value in held.plain.items() if held and not held.file else ():
                 if value in given or value.startswith("'"):
@@ -219,7 +205,7 @@ def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -
     early, late = sorted((one, other), key=lambda edit: edit.lines)
     if late.lines[0] > early.lines[1]:
         return
-    more = set(late.guard.split(" or ")) - set(early.guard.split(" or ")) - {""}
+    more = {*late.conditions} - {*early.conditions}
     read = set[str]().union(*(names_in(ast.parse(condition, mode="eval")) for condition in more))
     before, after = (sources.names[place].get(edit.lines[0], {}) for edit in (early, late))
     if any(before.get(name) != after[name] for name in read & after.keys()):

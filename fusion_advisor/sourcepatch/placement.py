@@ -80,15 +80,13 @@ _NUMBER = "a size became a number there"
 class Placement:
     """Conditions of the source on the groups, for `fusion.components`. `editable` says which
     functions may change, by a file and a line in them; `others` is the source as it runs otherwise,
-    for the behaviour that must stay as it is then. With `wary` the source stays where a tensor has
-    another dtype or a gradient, and where a module has hooks whose call would go. With `operators`
-    a group is put where one PyTorch op computes exactly the same, as a call of that op."""
+    for the behaviour that must stay as it is then. With `operators` a group is put
+    where one PyTorch op computes exactly the same, as a call of that op."""
 
     sources: Sources
     flow: Dataflow
     editable: Callable[[str, int], bool]
     others: tuple[Other, ...] = ()
-    wary: bool = False
     operators: bool = False
     resized: tuple[ResizedModel, ...] = ()
     """The model at other sizes."""
@@ -104,7 +102,7 @@ class Placement:
     def _guards(self) -> Guards:
         pairs = zip(self.resized, self.seen, strict=True)
         seen = [sources for each, sources in pairs if not each.sizes.built]
-        return Guards(self.sources, self.flow, self.others, seen, wary=self.wary)
+        return Guards(self.sources, self.flow, self.others, seen)
 
     @cached_property
     def _numbers(self) -> list[dict[str, str]]:

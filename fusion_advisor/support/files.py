@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fusion_advisor.support.errors import UsageError
@@ -56,6 +59,20 @@ def write(file: Path, text: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Generator[Path]:
+    """Yield a folder that gets its name when the block ends, and is gone where the block raises."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def tree_of(file: Path) -> Path:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,8 +29,9 @@ from fusion_advisor.ir.kernel import LICENSE, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
 from fusion_advisor.support.errors import AdvisorError, UsageError
-from fusion_advisor.support.files import require_folder, write
-from fusion_advisor.verify.driver import Provers, provers, verify
+from fusion_advisor.support.files import require_folder, whole_folder, write
+from fusion_advisor.verify.driver import Provers, holds, provers
+from fusion_advisor.verify.driver import verify as checked
 from fusion_advisor.workflows.apply import Gathered
 from fusion_advisor.workflows.placed import Placed
 
@@ -108,7 +107,7 @@ def export(
     folder = Path(folder)
     if not folder.name.isidentifier() or iskeyword(folder.name):
         raise UsageError(f"export: {folder.name} is no name of a package; give letters, digits, _")
-    if _is_taken(folder.name):
+    if _is_taken(folder):
         raise UsageError(f"export: {folder.name} is the name of a package that is there already")
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"export: {folder} is there already; remove it or give another folder")
@@ -134,7 +133,7 @@ def export(
     done = Exported(folder=folder)
     Gathered(done).add(outcome)
     kernels = {place.kernel.entry: place.kernel.text for place in outcome.taken if place.kernel}
-    with _whole(folder) as made, _told(f"writing {folder}"):
+    with whole_folder(folder) as made, _told(f"writing {folder}"):
         for file, text in package_files(folder, kernels).items():
             write(made / file.name, text)
         write(made / LOADER, _LOADER.format(package=folder.name))
@@ -146,20 +145,6 @@ def export(
             "that before load()", stacklevel=2,
         )  # fmt: skip
     return done
-
-
-@contextmanager
-def _whole(folder: Path) -> Generator[Path]:
-    """Yield a folder that gets its name when the block ends, and is gone where the block raises."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield made
-        made.chmod(0o755)
-        made.rename(folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 @contextmanager
@@ -198,12 +183,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is_taken(name: str) -> bool:
-    """Whether `import name` has another meaning here."""
+def _is_taken(folder: Path) -> bool:
+    """Whether an import of the folder's name has another meaning here."""
+    if folder.name in sys.stdlib_module_names:
+        return True
     try:
-        return name in sys.stdlib_module_names or find_spec(name) is not None
-    except ValueError:  # kernels of this process
-        return False
+        found = find_spec(folder.name)
+    except ValueError:  # `__main__`
+        return True
+    places = (found.submodule_search_locations or ()) if found else ()
+    return found is not None and folder.absolute() not in map(Path, places)
 
 
 def _needed(program: torch.export.ExportedProgram) -> Iterator[str]:
@@ -248,10 +237,9 @@ def _every_size(
 
 def _faults(kernels: Sequence[Kernel], children: Provers) -> list[str]:
     """Why each kernel may not run; "" of one that passed what was asked for."""
-    faults: list[str] = []
-    for check, compiled in verify(kernels, children):
-        fault = f"check failed: {check.failure}" if check and not check.passed else ""
-        if compiled and compiled.failure:
-            fault = f"does not compile: {compiled.failure}"
-        faults.append(fault)
-    return faults
+    return [
+        next(f"{each.failure}" for each in (compiled, check) if each and each.failure)
+        if not holds(check, compiled)
+        else ""
+        for check, compiled in checked(kernels, children)
+    ]

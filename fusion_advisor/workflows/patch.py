@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import Stamp, does, stamped
 from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, package_name, read_package
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
@@ -319,7 +318,7 @@ def capture_everywhere(
     flow = flow_of(asked)
     others = [
         (said, scenario, pool.submit(flow_of, scenario))
-        for said, scenario in other_scenarios(asked, _other_dtype(flow))
+        for said, scenario in _other_scenarios(asked, _other_dtype(flow))
     ]
     at_sizes, batch = capture_resized(flow, lambda wanted: [*pool.map(resized, wanted)])
     if not rows_of_one:  # PyTorch's own refuse to broadcast a weight along a row of one element
@@ -465,53 +464,17 @@ def _given_dtypes(flow: Dataflow) -> list[str]:
     return [*dict.fromkeys(dtype for dtype in tensors if "float" in dtype)]
 
 
-def other_scenarios(asked: Scenario, dtype: str | None = None) -> list[tuple[str, Scenario]]:
+def _other_scenarios(asked: Scenario, dtype: str) -> list[tuple[str, Scenario]]:
     """Scenarios that a patch must leave as they are beside the scenario asked for; `dtype` is
     another one that the model can be built in."""
     mode = "train" if asked.mode == "eval" else "eval"
-    found = [(f"in {mode} mode", replace(asked, mode=mode))]
-    if dtype is not None:
-        found.append((f"in {dtype}", replace(asked, dtype=dtype)))
+    found = [
+        (f"in {mode} mode", replace(asked, mode=mode)),
+        (f"in {dtype}", replace(asked, dtype=dtype)),
+    ]
     if asked.autocast is None:
         found.append(("under autocast", replace(asked, autocast="bfloat16")))
     return found
-
-
-def put(
-    originals: Sequence[tuple[str, Scenario, Dataflow]],
-    decided: Callable[[Iterable[int]], Decision],
-    rulebook: Rulebook,
-    editable: Callable[[str, int], bool],
-    name: str,
-    children: Provers,
-    resized: Sequence[ResizedModel] = (),
-    batch: ResizedModel | None = None,
-    least: Least | None = None,
-) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
-    """Put the groups of a live model into its source as it ran: the edited texts, the kernels that
-    they call, of a package called `fused_<name>`, with their checks, and the sets that the source
-    cannot express.
-
-    Nothing is written. `resized` is the model at other sizes, `batch` the one of them at a larger
-    batch, `least` the saving that a group needs.
-    """
-    (said, asked, flow), *others = originals
-    flow = replace(flow, varied=varying_dims(flow, resized))
-    at = widened(flow, batch and batch.flow, rulebook)
-    placement = replace(
-        _placement([(said, asked, flow), *others], editable, resized),
-        wary=True, batch=batch, general=at,
-    )  # fmt: skip
-    found, small = _worthwhile(flow, _cut(placement, decided, rulebook), least or Least())
-    decisions = {f.name: at(f.decision) for f in found.groups}
-    made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
-    kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
-    checks = passing_kernels(kernels, children)
-    proven = {name: kernels[name] for name in checks}
-    done = patch(placement, found.groups, proven, Path(f"{name}.py"))
-    done.refused |= small
-    names = [each.finding.name for each in done.puts]
-    return done, {proven[name]: checks[name] for name in names}, _unplaced(flow, found)
 
 
 def passing_kernels(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
@@ -604,9 +567,9 @@ def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
 def _placement(
     originals: Sequence[tuple[str, Scenario, Dataflow]],
     editable: Callable[[str, int], bool],
-    resized: Sequence[ResizedModel] = (),
+    resized: Sequence[ResizedModel],
     *,
-    operators: bool = False,
+    operators: bool,
 ) -> Placement:
     """Placement over the source as it ran in every scenario, the one asked for first, and at other
     sizes."""

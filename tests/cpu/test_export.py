@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -107,6 +108,26 @@ def test_another_process_has_the_model_with_its_kernels(
     assert facts["names"] == [["out", "before"]] * 3
     assert facts["calls"] == 3
     assert len(facts["ours"]) == 2
+
+
+def test_this_process_has_the_folder_too(
+    exported: tuple[Any, nn.Module, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook would go on; and an export under the same name, elsewhere, is another one."""
+    _, model, folder = exported
+    monkeypatch.syspath_prepend(folder.parent)
+    program = importlib.import_module(f"{folder.name}.program")
+    assert Path(program.__file__ or "").parent == folder
+    x = torch.randn(2, 7, 32)
+    with torch.no_grad(), pytest.warns(UserWarning, match="running eager instead"):
+        found, wanted = program.load()(x, scale=2.0), model(x, scale=2.0)
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(UsageError, match="name of a package that is there"):
+        fa.export(model, tmp_path / folder.name, (x,), {"scale": 2.0})
+    shutil.move(folder, tmp_path / "away")  # and anew where it was
+    fa.export(model, folder, (x,), {"scale": 2.0}, device="h200", verify=False)
+    with torch.no_grad(), pytest.warns(UserWarning, match="running eager instead"):
+        torch.testing.assert_close(program.load()(x, scale=2.0), wanted)
 
 
 def test_its_files_import_torch_and_triton_alone(

@@ -97,7 +97,7 @@ class Outlines:
     def _called(self, edit: Edit, function: _Function) -> Edit:
         taken, number = edit.taken, 1
         name = f"{taken.kernel}_or_eager"
-        while self.functions.setdefault(name, function.text(name)) != function.text(name):
+        while self.functions.setdefault(name, text := function.text(name)) != text:
             number += 1
             name = f"{taken.kernel}_or_eager_{number}"
         self._imports |= function.imports
@@ -161,7 +161,7 @@ class _Function(ast.NodeTransformer):
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(self._numbers[part.statement] for part in self._parts)
-        self._asks = [self._written(_expression(each)) for each in edit.guard.split(" or ")]
+        self._asks = [self._written(_expression(each)) for each in edit.conditions]
         self._lines = [*self._statements()]
         self._ends = f"return {self._taken.kernel}({', '.join(operands)})"
 

@@ -127,6 +127,11 @@ class Edit:
         return self.block.file
 
     @property
+    def conditions(self) -> tuple[str, ...]:
+        """Conditions of the guard, any of which keeps the source; () without a guard."""
+        return tuple(filter(None, self.guard.split(" or ")))
+
+    @property
     def touched(self) -> tuple[Span, ...]:
         return tuple(span for span, _ in (*self.replaced, *self.inserted))
 

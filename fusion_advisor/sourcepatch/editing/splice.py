@@ -60,8 +60,7 @@ def overlapping(edits: Iterable[tuple[Edit, str]]) -> list[list[tuple[Edit, str]
 def _guards(edits: Iterable[tuple[Edit, str]]) -> Iterator[_Guard]:
     for several in overlapping(edits):
         first = several[0][0]
-        conditions = (part for edit, _ in several for part in edit.guard.split(" or ") if part)
-        asked = dict.fromkeys(conditions)
+        asked = dict.fromkeys(each for edit, _ in several for each in edit.conditions)
         if asked:
             last = max(edit.lines[1] for edit, _ in several)
             yield _Guard(" or ".join(asked), first.called, first.lines[0], last)
