@@ -50,7 +50,7 @@ def _loaded(text: str, package: str, stem: str) -> ModuleType:
 
 @contextmanager
 def _passing(folder: Path, name: str) -> Generator[None]:
-    """Have a package in a folder while the block runs, in place of what is imported as that."""
+    """Put a package in place of what is imported under its name, while the block runs."""
     before = {each: sys.modules.pop(each) for each in _imported(name)}
     try:
         _package(folder, name)
