@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from scenarios import Facts, report
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.compile_fx import compile_fx
 
 from fusion_advisor.dynamo import backend
 from fusion_advisor.dynamo.backend import fusion_advisor, last
@@ -419,8 +421,18 @@ class Padded(nn.Module):
 
 
 def padding() -> Facts:
-    """Of the two graphs each is compiled as it is first asked for, in either order."""
+    """Of the two graphs each is compiled as it is first asked for, in either order. Of each, the
+    number of its inputs that a CUDA graph need not copy."""
     model, facts = Padded().eval(), Facts()
+    stay: list[int] = []
+
+    def noted(graph: torch.fx.GraphModule, given: Any, **how: Any) -> Callable[..., Any]:
+        stay.append(len(how["static_input_idxs"]))
+        return make_boxed_func(graph.forward)
+
+    def inner(module: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
+        return compile_fx(module, given, inner_compile=noted)
+
     whole, holes = torch.ones(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
     holes[1, 4:] = 0
     with TemporaryDirectory() as folder:
@@ -430,7 +442,8 @@ def padding() -> Facts:
         for name, order in (("whole", (whole, holes, whole)), ("holes", (holes, whole, holes))):
             torch.compiler.reset()
             outcomes: list[backend.Outcome] = []
-            options = {"device": "h200", "take_all": True, "inner": "eager", "rules": rules}
+            options = {"device": "h200", "take_all": True, "inner": inner, "rules": rules}
+            stay.clear()
             call = torch.compile(
                 model, backend=partial(fusion_advisor, options=options, on_outcome=outcomes.append)
             )
@@ -443,7 +456,10 @@ def padding() -> Facts:
                 counts.append(len(outcomes))
             rewritten = [len(each.rewrites) for each in outcomes]
             taken = [len(each.taken) for each in outcomes]
-            facts[name] = {"near": near, "counts": counts, "rewritten": rewritten, "taken": taken}
+            facts[name] = {
+                "near": near, "counts": counts, "rewritten": rewritten, "taken": taken,
+                "stay": [*stay],
+            }  # fmt: skip
     return facts
 
 

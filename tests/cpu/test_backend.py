@@ -264,3 +264,4 @@ def test_a_graph_for_padding_and_one_without(scenarios: dict[str, Facts], first:
     assert facts["counts"] == [1, 2, 2]
     assert facts["rewritten"] == ([1, 0] if first == "whole" else [0, 1])
     assert facts["taken"] == ([1, 2] if first == "whole" else [2, 1])  # the norm; the mask
+    assert facts["stay"] == [3, 3]  # the weights, which a CUDA graph does not copy

@@ -145,8 +145,11 @@ def take_out_dead(graph: torch.fx.Graph, unread: Collection[torch.fx.Node]) -> N
 
 
 def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy of a graph that is to be changed, with what Dynamo and AOTAutograd say of its inputs."""
+    """Copy of a graph that is to be changed, with what Dynamo and AOTAutograd say of its inputs:
+    which are parameters, above all, since a CUDA graph copies every other one at each call."""
     made = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    for name, value in vars(module).items():
+        vars(made).setdefault(name, value)
     made.meta = module.meta
     for old, new in zip(module.graph.nodes, made.graph.nodes, strict=True):
         if hasattr(old, "_dynamo_source"):
