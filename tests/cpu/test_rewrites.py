@@ -36,12 +36,14 @@ class Seen:
 
     read: bool = True
     names: list[str] = field(default_factory=list[str])
+    why: list[str] = field(default_factory=list[str])
     conditions: list[tuple[Requirement, ...]] = field(default_factory=list[tuple[Requirement, ...]])
     places: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         done = rewrite(module, inputs, always_read(), read=self.read)
         self.names += [each.name for each in done.taken]
+        self.why += [each.why for each in done.taken]
         self.places += [(each.source.file, each.source.line) for each in done.taken if each.source]
         self.conditions.append(done.conditions)
 
@@ -551,6 +553,68 @@ def test_grouped_heads(repeated: Callable[..., torch.Tensor], goes: bool, dynami
         k, v = torch.randn(2, 2, length, 8), torch.randn(2, 2, length, 8)
         torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
     assert set(seen.names) == ({"grouped-heads"} if goes else set())
+
+
+def of_a_cache(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A mask of a step with a cache of fixed length, [batch, 1, 1, keys]."""
+    return (torch.arange(k.shape[2]) <= torch.arange(3, 3 + q.shape[0])[:, None])[:, None, None]
+
+
+def of_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A bias of each head, by the distance of the keys, [1, heads, 1, keys]."""
+    return (torch.arange(q.shape[1])[:, None] * -0.1 * torch.arange(k.shape[2]))[None, :, None]
+
+
+def of_all(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.arange(k.shape[2])[None] > 1
+
+
+def shared(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("repeated", "mask"),
+    [(expanded, of_a_cache), (interleaved, of_heads), (unsqueezed, of_all), (shared, of_a_cache)],
+)
+def test_one_query_of_grouped_heads(
+    repeated: Callable[..., torch.Tensor], mask: Mask, dynamic: bool
+) -> None:
+    seen, grouped = Seen(), repeated is shared
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q = q.view(q.shape[0], 1, 6, 8).transpose(1, 2)
+        k, v = (each.view(*each.shape[:2], 2, 8).transpose(1, 2) for each in (k, v))
+        out = F.scaled_dot_product_attention(
+            q, repeated(k, 3), repeated(v, 3), mask(q, k), scale=0.3, enable_gqa=grouped
+        )
+        return out.transpose(1, 2).reshape(q.shape[0], -1)
+
+    compiled = torch.compile(forward, backend=seen, dynamic=dynamic)
+    for batch, length in ((2, 9), (3, 12)):
+        q = torch.randn(batch, 48)
+        k, v = torch.randn(batch, length, 16), torch.randn(batch, length, 16)
+        torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
+    assert set(seen.names) == {"grouped-heads"}
+    assert set(seen.why) == {"its heads are rows of one query"}
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_rows_of_one_query_are_no_others(queries: int) -> None:
+    """More queries have rows already; and of one query, the first key alone is causal."""
+    seen = Seen()
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = interleaved(k, 3), interleaved(v, 3)
+        first = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if queries == 1:
+            return first
+        return first + F.scaled_dot_product_attention(q, k, v, of_a_cache(q, k))
+
+    q, k = torch.randn(2, 6, queries, 8), torch.randn(2, 2, 9, 8)
+    torch.testing.assert_close(torch.compile(forward, backend=seen)(q, k, k), forward(q, k, k))
+    assert set(seen.why) == {"its keys and values are repeated"}
 
 
 # -- attention by hand -----------------------------------------------------------------------------
