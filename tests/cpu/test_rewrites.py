@@ -769,10 +769,13 @@ def test_the_kernel_that_torch_chooses_is_seen_on_fake_tensors() -> None:
     """As for the question whether one fused kernel serves a call, which only a GPU has."""
     with FakeTensorMode():
         q, k = torch.empty(2, 4, 16, 32), torch.empty(2, 4, 16, 32)
+        mask = torch.empty(2, 1, 1, 16, dtype=torch.bool)
         attention = F.scaled_dot_product_attention
         fused = launched(attention, q, k, k, is_causal=True)
         plain = launched(attention, q, k, k, dropout_p=0.5)
+    masked = launched(attention, q, k, k, mask)  # as backends are called, out of the mode
     assert "_scaled_dot_product_flash_attention_for_cpu" in fused
+    assert "_scaled_dot_product_flash_attention_for_cpu" in masked
     assert "bmm" in plain
     assert not any(name.startswith("_scaled_dot_product") for name in plain)
 

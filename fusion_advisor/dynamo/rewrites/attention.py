@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -101,8 +102,10 @@ def fused(
 
 def launched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
     """Names of the operators that a call comes to, on fake tensors: what is asked is what
-    AOTAutograd gets as it traces the call."""
-    with _Launches() as seen, torch.no_grad():
+    AOTAutograd gets as it traces the call. Their mode is entered, since a call makes tensors of
+    its own, as of a mask of booleans."""
+    mode = next(each.fake_mode for each in args if isinstance(each, FakeTensor))
+    with mode, _Launches() as seen, torch.no_grad():
         function(*args, **kwargs)
     return seen.names
 
