@@ -27,7 +27,7 @@ import torch
 
 from .__main__ import drawn_module
 
-_HOW = {"inner": "eager", "take_all": True, "training": True, "device": "h200"}
+_HOW = {"inner": "eager", "take_all": True, "device": "h200"}
 
 
 def _trained(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -14,14 +14,13 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
   as it is with `inner="eager"`, where there is none to win over.
 - `rewrites`: what is worth more than a kernel (`dynamo/rewrites`), before anything is divided; on
   by default. `read_inputs`: also where an input has to be read once a call, as a padding mask is.
-- `training`: kernels in both passes of a training step. `chunked_loss`: its last product and loss
-  in chunks of rows, which takes less memory where they are large.
+- `training`: kernels in both passes of a training step; on by default. `chunked_loss`: its last
+  product and loss in chunks of rows, which takes less memory where they are large.
 - `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
 
-Where gradients are required the graph is Inductor's alone, after the rewrites. With `training`,
-AOTAutograd traces the backward pass and chooses what is saved for it, as under torch.compile, and
-kernels go into its two graphs (`training.py`); not with an `inner` function of the caller's. It is
-off by default until a language model's step is measured with it and without chunks.
+Where gradients are required, AOTAutograd traces the backward pass after the rewrites and chooses
+what is saved for it, as under torch.compile, and kernels go into its two graphs (`training.py`);
+not with an `inner` function of the caller's, nor with `training=False`.
 
 What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of
 ours costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
@@ -135,7 +134,7 @@ class _Options:
     device: str | None = None
     rules: tuple[Path, ...] = ()
     rewrites: bool = True
-    training: bool = False
+    training: bool = True
     chunked_loss: bool = False
     read_inputs: bool = True
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -274,7 +273,7 @@ def _compiled_to_train(
         why = (
             "gradients are required, and what `inner` does with a backward pass is not known"
             if options.training
-            else "gradients are required: in a training step kernels run with training=True alone"
+            else "gradients are required, and training=False leaves such a step as it is"
         )
         tell(Outcome(why=why))
         return options.inner(module, inputs)
@@ -319,7 +318,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     device, rules = options.pop("device", None), options.pop("rules", ())
     take_all = bool(options.pop("take_all", inner == "eager"))
     rewrites = bool(options.pop("rewrites", True))
-    training = bool(options.pop("training", False))
+    training = bool(options.pop("training", True))
     chunked_loss = bool(options.pop("chunked_loss", False))
     read_inputs = bool(options.pop("read_inputs", True))
     from torch._inductor import config, list_mode_options

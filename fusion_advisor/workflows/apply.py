@@ -124,7 +124,7 @@ def apply(
     how: str = "dynamo",
     verify: bool | None = None,
     dry: bool = False,
-    training: bool = False,
+    training: bool = True,
     chunked_loss: bool = False,
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
@@ -138,8 +138,8 @@ def apply(
     accepted group then) or a backend function. `mode` and `dynamic` are torch.compile's, `device`
     and `rules` as on the command line. With `dry` the result says what would become of such a call:
     a copy without weights is called on fake tensors, no GPU is needed, the model stays as it is.
-    With `training` kernels run in both passes of a training step, too; without it such a step is
-    the inner compiler's. With `chunked_loss` the last product and cross-entropy of a training step
+    Kernels run in both passes of a training step, too; without `training` such a step is the inner
+    compiler's. With `chunked_loss` the last product and cross-entropy of a training step
     go in chunks of rows, where the logits are large and the compiled function returns the loss.
     `how` and `verify` were of the way that edited a model's statements, and are not used.
     Raises UsageError for wrong arguments, and any exception of the model when it is called.

@@ -117,7 +117,7 @@ def two_models() -> Facts:
 
 def with_gradients() -> Facts:
     model = Stack()
-    done = fa.apply(model, **HOW)
+    done = fa.apply(model, training=False, **HOW)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model(torch.randn(2, 5, 32)).sum().backward()

@@ -55,16 +55,19 @@ class Seen:
 
 @cache
 def always_read() -> Rulebook:
-    """Rules by which an input is read for the smallest attention, too."""
+    """Rules by which the smallest attention is worth reading an input, and rows of a query."""
     with TemporaryDirectory() as folder:
         overlay = Path(folder) / "read.toml"
         worth = 'worth = { value = 1e-12, unit = "x", source = "test" }'
-        overlay.write_text(f"[rewrites.needless-mask.limits]\n{worth}\n")
+        rows = 'rows = { value = 0, unit = "KiB", source = "test" }'
+        limits = f"needless-mask.limits]\n{worth}\n[rewrites.grouped-heads.limits]\n{rows}\n"
+        overlay.write_text(f"[rewrites.{limits}")
         return load_rulebook((overlay,))
 
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
+    torch.manual_seed(0)
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -598,6 +601,24 @@ def test_one_query_of_grouped_heads(
         torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
     assert set(seen.names) == {"grouped-heads"}
     assert set(seen.why) == {"its heads are rows of one query"}
+
+
+@pytest.mark.parametrize(("batch", "worth"), [(1, False), (2, True)])
+def test_rows_of_one_query_of_few_sequences_cost_more(batch: int, worth: bool) -> None:
+    """As one token of Llama-3-8B against a cache: 8 groups of 4 heads of 128 in float16."""
+    found: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(len(rewrite(graph, inputs, load_rulebook(())).taken))
+        return graph.forward
+
+    def forward(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        k = interleaved(k, 4)
+        return F.scaled_dot_product_attention(q, k, k, of_a_cache(q, k))
+
+    q, k = (torch.randn(batch, h, n, 128, dtype=torch.float16) for h, n in ((32, 1), (8, 64)))
+    torch.compile(forward, backend=backend)(q, k)
+    assert found == [worth]
 
 
 @pytest.mark.parametrize("queries", [1, 2])

@@ -75,7 +75,7 @@ def compiled(model: nn.Module, told: list[Outcome], **options: Any) -> Any:
     dynamic = options.pop("dynamic", None)
     backed = partial(
         fusion_advisor,
-        options={"inner": "eager", "take_all": True, "training": True, **options},
+        options={"inner": "eager", "take_all": True, **options},
         on_outcome=told.append,
     )  # fmt: skip
     return torch.compile(model, backend=backed, dynamic=dynamic)
@@ -248,7 +248,7 @@ def kernels_of_a_step_are_counted() -> Facts:
     import fusion_advisor as fa
 
     model = Gated()
-    applied = fa.apply(model, inner="eager", training=True)
+    applied = fa.apply(model, inner="eager")
     given = tokens()
     model(*given).backward()
     return {"kernels": dict(applied.kernels), "share": applied.share, "text": str(applied)}

@@ -23,6 +23,8 @@ from fusion_advisor.dynamo.rewrites.nodes import (
     undisturbed,
     value_of,
 )
+from fusion_advisor.frontend.expansions import hint
+from fusion_advisor.rulebook.schema import Rulebook
 
 
 def grouped_heads(asked: Asked) -> Iterator[Taken]:
@@ -43,7 +45,8 @@ def grouped_heads(asked: Asked) -> Iterator[Taken]:
         mask, dropout = value_of(attention.mask), given.get("dropout_p") or 0.0
         causal = bool(given.get("is_causal"))
         if mask is not None and not dropout and not causal and _is_one_row(query, keys, mask):
-            if fused(_as_rows(query, keys), keys, values, _mask_of_rows(mask, keys)):
+            served = fused(_as_rows(query, keys), keys, values, _mask_of_rows(mask, keys))
+            if served and _worth(query, keys, values, asked.rulebook):
                 _put_rows(attention, key, value)
                 yield Taken("grouped-heads", attention.node, "its heads are rows of one query")
         elif repeats and fused(query, keys, values, mask, dropout=dropout, causal=causal):
@@ -62,6 +65,14 @@ def _is_one_row(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> b
     shared = all(isinstance(each, int) for each in heads) and 0 < heads[0] < heads[1]
     one = (query.shape[-2], *mask.shape[-2:-1])
     return shared and all(statically_known_true(each == 1) for each in one)
+
+
+def _worth(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rulebook: Rulebook) -> bool:
+    """Whether copies cost more than the longer walk of fewer programs, at the sizes of this call:
+    each is written once and read once, and what is shared is read for it."""
+    place = [hint(each.numel() // each.shape[-2]) * each.element_size() for each in (key, value)]
+    copies = 2 * query.shape[1] // key.shape[1]
+    return sum(place) * copies >= rulebook.rewrites["grouped-heads"].limits["rows"].base
 
 
 def _as_rows(query: Any, key: torch.Tensor) -> Any:
