@@ -146,10 +146,10 @@ def _beyond(flow: Dataflow, launches: Sequence[bool], views: Sequence[bool]) -> 
                 out |= flow.above[p] | (1 << p)
         beyond.append(out)
     others = _other_passes(flow)
-    return [mask | others[_pass(node)] for mask, node in zip(beyond, flow.nodes, strict=True)]
+    return [mask | others[pass_of(node)] for mask, node in zip(beyond, flow.nodes, strict=True)]
 
 
-def _pass(node: Node) -> str:
+def pass_of(node: Node) -> str:
     """Pass of a step that a node runs in: the loss runs with forward."""
     return "forward" if node.phase == "loss" else node.phase
 
@@ -159,7 +159,7 @@ def _other_passes(flow: Dataflow) -> dict[str, int]:
     kernel that is of two."""
     masks: dict[str, int] = {}
     for i, node in enumerate(flow.nodes):
-        masks[_pass(node)] = masks.get(_pass(node), 0) | (1 << i)
+        masks[pass_of(node)] = masks.get(pass_of(node), 0) | (1 << i)
     every = sum(masks.values())
     return {name: every ^ mask for name, mask in masks.items()}
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.dataflow import Dataflow, pass_of
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.profile.steps import TracedKernel
+from fusion_advisor.profile.steps import PHASES, TracedKernel
 from fusion_advisor.profile.trace import HostOp, Sizes
 
 By = Literal["id", "alignment"]
@@ -67,11 +67,12 @@ class _Item:
 
 
 class _Launches:
-    """The graph's launches, as the trace's ops are called."""
+    """The launches of one pass of the graph, as the trace's ops are called."""
 
-    def __init__(self, flow: Dataflow) -> None:
-        self.flow = flow
-        self.places = [i for i in range(len(flow.nodes)) if flow.launches(i)]
+    def __init__(self, flow: Dataflow, phase: str) -> None:
+        self.flow, self.phase = flow, phase
+        launches = (i for i in range(len(flow.nodes)) if flow.launches(i))
+        self.places = [i for i in launches if pass_of(flow.nodes[i]) == phase]
         nodes = [flow.nodes[i] for i in self.places]
         self.ops = [op_name(node.op) for node in nodes]
         self.bases = [name.rpartition("::")[2] for name in self.ops]
@@ -94,8 +95,14 @@ def sizes_of(flow: Dataflow, number: int) -> Sizes:
 
 
 def link(flow: Dataflow, kernels: Sequence[TracedKernel]) -> list[Link]:
-    """Links of a step's forward kernels, in the graph's order."""
-    launches = _Launches(flow)
+    """Links of a step's kernels, in the graph's order, pass by pass of those that it has."""
+    passes = [_Launches(flow, phase) for phase in PHASES]
+    found = [one for launches in passes for one in _linked(launches, kernels)]
+    return sorted(found, key=lambda one: one.node)
+
+
+def _linked(launches: _Launches, kernels: Sequence[TracedKernel]) -> list[Link]:
+    """Links of one pass."""
     items = [*_items(launches, kernels)]
     pairs: list[tuple[int, int]] = []
 
@@ -115,9 +122,11 @@ def link(flow: Dataflow, kernels: Sequence[TracedKernel]) -> list[Link]:
         return item.op is not None and item.op.name == launches.ops[node]
 
     add(lambda node, item: named(node, item) and _alike(item.op, launches.sizes[node]))
-    add(named)
+    others = not pairs  # a trace of other sizes, which is refused by what is linked
+    add(lambda node, item: named(node, item) and (others or _sizeless(item.op)))
     add(lambda node, item: item.sort in ANCHORS and item.sort == launches.sorts[node])
-    shared = _Fused(launches, items).spread(pairs)
+    loose = [*_out_of_order(launches, items, pairs)]
+    shared = _Fused(launches, items, [*pairs, *loose]).spread(pairs)
     taken = {node for nodes in shared.values() for node in nodes}
 
     def free(node: int, item: _Item) -> bool:
@@ -131,7 +140,7 @@ def link(flow: Dataflow, kernels: Sequence[TracedKernel]) -> list[Link]:
             places[node], tuple(items[item].kernels),
             "id" if named(node, items[item]) else "alignment", op=items[item].op,
         )
-        for node, item in pairs
+        for node, item in (*pairs, *loose)
         if item not in shared
     ]  # fmt: skip
     several = [
@@ -141,12 +150,17 @@ def link(flow: Dataflow, kernels: Sequence[TracedKernel]) -> list[Link]:
         )
         for item, nodes in shared.items()
     ]  # fmt: skip
-    return sorted([*single, *several], key=lambda found: found.node)
+    return [*single, *several]
 
 
 def _alike(op: HostOp | None, sizes: Sizes) -> bool:
     """Whether an op's recorded sizes are those of a launch; `out` arguments may stand behind."""
     return op is not None and op.sizes is not None and op.sizes[: len(sizes)] == sizes
+
+
+def _sizeless(op: HostOp | None) -> bool:
+    """Whether the sizes of an op were not recorded."""
+    return op is not None and op.sizes is None
 
 
 def words(name: str) -> frozenset[str]:
@@ -161,7 +175,7 @@ def worded(op: frozenset[str], other: frozenset[str]) -> bool:
 
 
 def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_Item]:
-    """Yield the forward kernels by the ops that launched them."""
+    """Yield the kernels of a pass by the ops that launched them."""
     known = {*launches.ops}
     bases = {op_name(node.op).rpartition("::")[2].rstrip("_") for node in launches.flow.nodes}
     vocabulary = sorted(bases, key=len, reverse=True)
@@ -169,7 +183,7 @@ def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_It
     owner: HostOp | None = None
     before: list[int] = []  # fills, which the next kernel needs
     for number, kernel in enumerate(kernels):
-        if kernel.phase != "forward":
+        if kernel.phase != launches.phase:
             continue
         op = next((op for op in kernel.chain if op.name in known), None)
         inner = op or next((op for op in reversed(kernel.chain) if "::" in op.name), None)
@@ -236,6 +250,44 @@ def longest_pairing(masks: Sequence[int], count: int) -> Iterator[tuple[int, int
             yield width, row
 
 
+# -- order -----------------------------------------------------------------------------------------
+
+
+class _Order:
+    """Order of a launch: after the kernels of what it reads, before those of what reads it,
+    through whatever is between; by the launches that are linked."""
+
+    def __init__(self, launches: _Launches, pairs: Sequence[tuple[int, int]]) -> None:
+        self._above = launches.flow.above
+        self._places = launches.places
+        self._known = [(launches.places[node], item) for node, item in pairs]
+
+    def allows(self, node: int, item: int) -> bool:
+        place = self._places[node]
+        return not any(
+            (self._above[place] >> other & 1 and known > item)
+            or (self._above[other] >> place & 1 and known < item)
+            for other, known in self._known
+        )
+
+
+def _out_of_order(
+    launches: _Launches, items: Sequence[_Item], pairs: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield launches with ops of the same name and sizes that a compiler has moved past others."""
+    nodes, taken = {node for node, _ in pairs}, {item for _, item in pairs}
+    order = _Order(launches, pairs)
+    for number, item in enumerate(items):
+        if number in taken or item.op is None:
+            continue
+        for node in range(len(launches.places)):
+            same = launches.ops[node] == item.op.name and _alike(item.op, launches.sizes[node])
+            if same and node not in nodes and order.allows(node, number):
+                nodes.add(node)
+                yield node, number
+                break
+
+
 # -- kernels that compute several launches ---------------------------------------------------------
 
 _OPENED, _NEXT_TO = 0.6, 0.5
@@ -246,8 +298,12 @@ one that it is connected to, where a launch whose op the kernel names is worth 1
 class _Fused:
     """Spreads launches over generated kernels, by the ops in the kernels' names."""
 
-    def __init__(self, launches: _Launches, items: Sequence[_Item]) -> None:
+    def __init__(
+        self, launches: _Launches, items: Sequence[_Item], known: Sequence[tuple[int, int]]
+    ) -> None:
         self._launches, self._items = launches, items
+        self._known = known
+        self._order = _Order(launches, [each for each in known if not items[each[1]].fused])
         self._owner: dict[int, int] = {}
 
     def spread(self, pairs: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
@@ -258,7 +314,7 @@ class _Fused:
             fused = [item for item in items if self._items[item].fused]
             if fused:
                 self._owner |= self._runs(nodes, fused)
-        linked = {node for node, _ in pairs}
+        linked = {node for node, _ in self._known}
         everything = range(len(self._launches.places))
         self._absorb([n for n in everything if n not in linked and not self._apart(n)])
         found: dict[int, list[int]] = {}
@@ -267,7 +323,8 @@ class _Fused:
         return found
 
     def _named(self, node: int, item: int) -> bool:
-        return self._launches.bases[node].rstrip("_") in self._items[item].fused
+        named = self._launches.bases[node].rstrip("_") in self._items[item].fused
+        return named and self._order.allows(node, item)
 
     def _apart(self, node: int) -> bool:
         """Whether a launch is never a part of a generated kernel that does not name it."""
@@ -329,8 +386,9 @@ class _Fused:
                 }
                 near = [item for item in (*readers, *makers) if item is not None]
                 owner = next((item for item in sorted(near) if self._named(node, item)), None)
-                if owner is None and len(readers) == 1 and None not in readers:
-                    owner = next(iter(readers))
+                alone = next(iter(readers)) if len(readers) == 1 else None
+                if owner is None and alone is not None and self._order.allows(node, alone):
+                    owner = alone
                 if owner is not None:
                     self._owner[node] = owner
                     taken.append(node)

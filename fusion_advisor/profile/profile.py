@@ -11,7 +11,7 @@ from itertools import dropwhile
 from pathlib import Path
 from statistics import median
 
-from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.dataflow import Dataflow, pass_of
 from fusion_advisor.profile.kineto import read_kineto
 from fusion_advisor.profile.link import ANCHORS, Link, link, op_name, sizes_of, worded, words
 from fusion_advisor.profile.nsys import MAGIC, read_nsys
@@ -33,13 +33,15 @@ _NAMED = 3
 class NodeTime:
     """Measurement of one launch: microseconds of its kernels in one step. None where the kernel of
     `within` computes the launch, too. `by` is how the kernels were linked: `id` or `alignment`;
-    `backward_us` is the time of the launch's backward pass, by sequence numbers."""
+    `names` are theirs, in order; `backward_us` is the time of the launch's backward pass, by
+    sequence numbers, where the graph has none."""
 
     us: float | None
     by: str
     kernels: int
     within: str = ""
     backward_us: float | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ class Profile:
     `step_us` is the time from one step's end to the next; in `idle_us` of it no kernel runs: in
     `host_us` of that the host had not launched the next one, in `gaps_us` it had. Of `host_us`,
     `between_us` is before the step's first kernel, and `waited_us` after the host had waited for
-    the GPU. `linked` are the shares of the kernels' time by
-    how they were linked to the graph's launches, `unlinked_share` of the rest, by phase. `error` is
-    the median error of predicted times, as a share of the measured.
+    the GPU. `linked` are the shares of the kernels' time by how they were linked to the graph's
+    launches, `unlinked_share` of the rest, by phase; `linked_by_phase` is how much of each phase's
+    time is linked. `error` is the median error of predicted times, as a share of the measured.
     """
 
     file: str
@@ -99,6 +101,7 @@ class Profile:
     linked: dict[str, float]
     unlinked_share: dict[str, float]
     forward_linked: float
+    linked_by_phase: dict[str, float]
     error: float | None
     classes: list[ClassTime]
     unlinked: list[UnlinkedTime]
@@ -189,6 +192,7 @@ def profiled(trace: ProfilerTrace, flow: Dataflow, least: float) -> Profiled:
     the graph's predicted time is in the trace, or most of its launches have other sizes there."""
     step = one_step(trace, _passes(flow))
     links = link(flow, step.kernels)
+    _refuse_other_phases(trace, flow, step)
     _refuse_other_model(trace, flow, step, links, least)
     _refuse_other_sizes(trace, flow, links)
     backward = _backward(flow, step.kernels, links)
@@ -207,6 +211,7 @@ def profiled(trace: ProfilerTrace, flow: Dataflow, least: float) -> Profiled:
             nodes[name] = NodeTime(
                 us if whole else None, one.by, len(one.kernels) if whole else 0,
                 "" if whole else own, backward_us.get(name),
+                tuple(step.kernels[k].name for k in one.kernels) if whole else (),
             )  # fmt: skip
     idle: dict[str, float] = {}
     for one in links:
@@ -218,9 +223,10 @@ def profiled(trace: ProfilerTrace, flow: Dataflow, least: float) -> Profiled:
 
 
 def _passes(flow: Dataflow) -> Callable[[Iterable[TracedKernel]], float]:
-    """Number of passes of the model that some kernels are, by its products, attention and
+    """Number of forward passes of the model that some kernels are, by its products, attention and
     convolutions; of a model without them, by its launches."""
-    costs = (flow.annotated.costs[node.name] for node in flow.nodes)
+    nodes = (node for node in flow.nodes if pass_of(node) == PHASES[0])
+    costs = (flow.annotated.costs[node.name] for node in nodes)
     patterns = [cost.pattern for cost in costs if cost.launches]
     anchors = sum(pattern in ANCHORS for pattern in patterns)
 
@@ -236,6 +242,19 @@ def _passes(flow: Dataflow) -> Callable[[Iterable[TracedKernel]], float]:
 # -- refusals --------------------------------------------------------------------------------------
 
 
+def _refuse_other_phases(trace: ProfilerTrace, flow: Dataflow, step: TracedStep) -> None:
+    """Raise UsageError where the graph has a backward pass and the trace none."""
+    if "backward" in _analysed(flow) - {kernel.phase for kernel in step.kernels}:
+        raise UsageError(
+            f"--profile {trace.file}: has no backward pass; give --mode eval, or record whole steps"
+        )
+
+
+def _analysed(flow: Dataflow) -> set[str]:
+    """Passes of a step that a graph has."""
+    return {pass_of(node) for i, node in enumerate(flow.nodes) if flow.launches(i)}
+
+
 def _refuse_other_model(
     trace: ProfilerTrace, flow: Dataflow, step: TracedStep, links: Sequence[Link], least: float
 ) -> None:
@@ -246,20 +265,21 @@ def _refuse_other_model(
     whole = sum(costs)
     found = sum(costs[number] for one in links for number in one.nodes)
     sure = sum(costs[one.node] for one in links if one.by == "id" and _same_sizes(flow, one))
-    forward_us = sum(kernel.us for kernel in step.kernels if kernel.phase == PHASES[0])
+    passes = _analysed(flow)
+    traced_us = sum(kernel.us for kernel in step.kernels if kernel.phase in passes)
     linked_us = sum(step.kernels[k].us for one in links for k in one.kernels)
-    enough = found >= least * whole and linked_us >= least * forward_us
+    enough = found >= least * whole and linked_us >= least * traced_us
     if enough or (whole and sure >= least * whole):
         return
     here = Counter(op_name(flow.nodes[i].op) for i in range(len(flow.nodes)) if flow.launches(i))
     there = Counter(
         next((op.name for op in kernel.chain if op.name in here), _under(kernel) or kernel.sort)
         for kernel in step.kernels
-        if kernel.phase == PHASES[0]
+        if kernel.phase in passes
     )
     raise UsageError(
         f"--profile {trace.file}: a trace of another model: {_share(found, whole)} of the graph's"
-        f" predicted time is in it, and {_share(linked_us, forward_us)} of its time in the graph;"
+        f" predicted time is in it, and {_share(linked_us, traced_us)} of its time in the graph;"
         f" only here {_more(here, there)}; only there {_more(there, here)}"
     )
 
@@ -313,7 +333,9 @@ def _backward(
     flow: Dataflow, kernels: Sequence[TracedKernel], links: Sequence[Link]
 ) -> dict[int, int]:
     """Forward launch of each backward kernel: the one whose op has its sequence number, and whose
-    name the backward function has."""
+    name the backward function has. None of a graph that has the backward pass itself."""
+    if "backward" in _analysed(flow):
+        return {}
     made: dict[int, list[int]] = {}
     for one in links:
         sequences = {n for k in one.kernels for n in _sequences(kernels[k], one.op)}
@@ -356,9 +378,11 @@ def _totals(
             shares[how[number]] += kernel.us / gpu_us
         else:
             missing[kernel.phase] = missing.get(kernel.phase, 0.0) + kernel.us / gpu_us
-    forward = [number for number, kernel in enumerate(kernels) if kernel.phase == PHASES[0]]
-    forward_us = sum(kernels[number].us for number in forward) or 1.0
     phases = {phase: sum(k.us for k in kernels if k.phase == phase) for phase in PHASES}
+    found = {
+        phase: sum(kernels[n].us for n in how if kernels[n].phase == phase) for phase in PHASES
+    }
+    by_phase = {phase: found[phase] / us for phase, us in phases.items() if us}
     streams: dict[str, float] = {}
     for kernel in kernels:
         streams[str(kernel.stream)] = streams.get(str(kernel.stream), 0.0) + kernel.us
@@ -382,7 +406,8 @@ def _totals(
         streams=streams,
         linked=shares,
         unlinked_share=missing,
-        forward_linked=sum(kernels[n].us for n in forward if n in how) / forward_us,
+        forward_linked=by_phase.get(PHASES[0], 0.0),
+        linked_by_phase=by_phase,
         error=median(errors) if errors else None,
         classes=classes,
         unlinked=_unlinked(kernels, how),

@@ -13,7 +13,7 @@ from typing import Any
 from fusion_advisor.advice.base import QueueStep
 from fusion_advisor.advice.run import advise
 from fusion_advisor.cost.annotate import Annotated, Cost
-from fusion_advisor.cost.dataflow import Dataflow, timed
+from fusion_advisor.cost.dataflow import Dataflow, pass_of, timed
 from fusion_advisor.cost.lifetimes import memory, peak_activation_bytes, saved_tensors
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.cost.totals import least_us
@@ -95,7 +95,7 @@ def assemble(
     annotated = flow.annotated
     graph = annotated.graph
     eager_us = profile.times() if profile else step_us(flow, found.groups)
-    beside = _beside(profile.profile) if profile else {}
+    beside = _beside(flow, profile.profile) if profile else {}
     total_us = sum(eager_us.values()) + sum(beside.values())
 
     def rows(findings: Iterable[Finding]) -> list[GroupRow]:
@@ -624,12 +624,14 @@ def _memory(annotated: Annotated) -> MemoryRow | None:
     return MemoryRow.of(found, parts=dict(found.parts), curve=curve)
 
 
-def _beside(profile: Profile) -> dict[str, float]:
-    """Time of a trace's step that no launch of the graph takes, us: by phase, and idle."""
-    forward = profile.phases.get("forward", 0.0)
+def _beside(flow: Dataflow, profile: Profile) -> dict[str, float]:
+    """Time of a trace's step that no launch of the graph takes, us: of the passes that the graph
+    has together, of each other one, and idle."""
+    here = {pass_of(node) for node in flow.nodes}
+    share = profile.linked_by_phase
     parts = {
-        "unlinked": forward * (1 - profile.forward_linked),
-        **{phase: us for phase, us in profile.phases.items() if phase != "forward"},
+        "unlinked": sum(us * (1 - share[p]) for p, us in profile.phases.items() if p in here),
+        **{phase: us for phase, us in profile.phases.items() if phase not in here},
         "idle": profile.idle_us,
     }
     return {name: us for name, us in parts.items() if us > 0}

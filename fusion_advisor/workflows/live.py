@@ -122,12 +122,12 @@ def analyze(
     profile: str | Path | None = None,
 ) -> Report:
     """Report of one forward pass of a model, which is captured as by `capture`; in train mode of a
-    whole training step with AdamW, but for a `profile`, which is of the forward pass.
+    whole training step with AdamW.
 
     `device`, `rules`, `verify`, `compile` and `profile` are as on the command line. Raises
     UsageError and CaptureError.
     """
-    scenario = Scenario(mode=_mode(mode), step=mode == "train" and profile is None)
+    scenario = Scenario(mode=_mode(mode), step=mode == "train")
     graph = _captured(model, inputs, kwargs, scenario, rules)
     request = Request(
         model if isinstance(model, str) else type(unwrapped(model)[0]).__name__,

@@ -437,6 +437,88 @@ def test_a_training_step_is_split_into_its_phases(tmp_path: Path) -> None:
     assert_once(found)
 
 
+@cache
+def step_flow() -> Dataflow:
+    """Two layers, and of each launch a product in backward; an optimizer's launch over all."""
+    forward = flow_of(2).annotated.graph
+    nodes, last = [*forward.nodes], forward.nodes[-1].name
+    for number, node in enumerate(reversed(forward.nodes[2:])):
+        made = Tensor((SIZE, SIZE), (SIZE, 1), "float32", storage=100 + number)
+        nodes.append(
+            Node(
+                f"{node.name}_backward", "aten.mul.Tensor", args=(Ref(last), Ref("w")),
+                outputs=(made,), phase="backward",
+            )
+        )  # fmt: skip
+        last = nodes[-1].name
+    nodes.append(
+        Node("sgd", "aten._foreach_add_.List", args=((Ref("w"),), (Ref(last),)), mutates=(1,),
+             phase="optimizer")
+    )  # fmt: skip
+    graph = Graph(tuple(nodes), (Ref(last),), source="model.py")
+    return dataflow(graph, load_rulebook().device("h200"))
+
+
+def test_each_phase_of_a_step_is_linked_to_its_own(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.steps(2, lambda number: training(recording))
+    found = profiled(read_trace(recording.write(tmp_path / "t.json")), step_flow(), 0.5)
+    times = {name: time.us for name, time in found.nodes.items()}
+    assert times == {
+        f"{op}_{layer}{phase}": factor * US[op]
+        for layer in range(2)
+        for op in LAYER
+        for phase, factor in (("", 1), ("_backward", 2))
+    } | {"sgd": 60}
+    forward = 2 * sum(US.values())
+    assert found.profile.linked_by_phase == {
+        "forward": forward / (forward + 5), "backward": 1, "optimizer": 1,
+    }  # fmt: skip
+    assert [row.kernel for row in found.profile.unlinked] == ["loss"]
+    assert found.nodes["mm_0"].names == (KERNELS["mm"],)
+    assert found.nodes["mm_0"].backward_us is None
+
+
+def test_a_whole_step_needs_a_trace_with_a_backward_pass(eager: Path) -> None:
+    with pytest.raises(UsageError, match="has no backward pass; give --mode eval, or record whole"):
+        profiled(read_trace(eager), step_flow(), 0.5)
+
+
+def small_flow(*launches: tuple[str, str]) -> Dataflow:
+    """Launches of one operand each, by name and operand; `x` is given."""
+    nodes = [Node("x", "input", "input", outputs=(Tensor((SIZE,), (1,), "float32", storage=0),))]
+    for number, (op, of) in enumerate(launches, 1):
+        made = Tensor((SIZE,), (1,), "float32", storage=number)
+        nodes.append(Node(op, f"aten.{op}.default", args=(Ref(of),), outputs=(made,)))
+    graph = Graph(tuple(nodes), (Ref(nodes[-1].name),), source="model.py")
+    return dataflow(graph, load_rulebook().device("h200"))
+
+
+@pytest.mark.parametrize(("of", "linked"), [("x", {"cos", "exp", "sin"}), ("exp", {"cos", "exp"})])
+def test_a_compiler_may_move_a_launch_past_others(
+    of: str, linked: set[str], tmp_path: Path
+) -> None:
+    """It is known by its name and sizes, where it reads nothing that comes later."""
+    recording = Recording()
+    for op in ("sin", "cos", "exp"):
+        recording.op(f"aten::{op}", [(KERNELS[op], US[op])], [[SIZE]])
+    flow = small_flow(("cos", "x"), ("exp", "cos"), ("sin", of))
+    found = profiled(read_trace(recording.write(tmp_path / "t.json")), flow, 0.1)
+    assert {*found.nodes} == linked
+
+
+def test_launches_are_given_to_kernels_between_what_they_depend_on(tmp_path: Path) -> None:
+    """Two layers whose kernels have the same words: each takes its own layer's launches."""
+    recording = Recording()
+    for layer in range(2):
+        recording.op("aten::mm", [(KERNELS["mm"], 100.0)], [[SIZE, SIZE]] * 2)
+        name = f"triton_per_fused_cos_exp_sin_{layer}"
+        recording.op(name, [(name, 30.0 + layer)])
+    found = measured(recording.write(tmp_path / "t.json"))
+    assert found.shared == {f"sin_{n}": (f"cos_{n}", f"exp_{n}", f"sin_{n}") for n in range(2)}
+    assert [found.nodes[f"sin_{n}"].us for n in range(2)] == [30, 31]
+
+
 def test_python_s_functions_name_what_is_not_linked(tmp_path: Path) -> None:
     recording = Recording()
     recording.layers(2)

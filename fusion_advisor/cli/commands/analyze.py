@@ -95,9 +95,7 @@ def analyze(
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None
     requests = {
-        name: replace(
-            options.request(settings, kernels, name, step=profile is None), profile=profile
-        )
+        name: replace(options.request(settings, kernels, name, step=True), profile=profile)
         for name in settings.scenarios
     }
     shown = not any(output.name == "text" for output in outputs)

@@ -392,6 +392,12 @@ def profile(report: Report) -> list[tuple[str, str]]:
             if row.linked.get(way, 0.0) >= _WORTH_A_WORD]  # fmt: skip
     missing = [f"{percent(share)} {phase}" for phase, share in row.unlinked_share.items()
                if share >= _WORTH_A_WORD]  # fmt: skip
+    phases = {node.phase for node in report.nodes}
+    others = "".join(
+        f", {percent(share)} of {phase}'s"
+        for phase, share in row.linked_by_phase.items()
+        if phase != "forward" and phase in phases
+    )
     rest = f"; no launch of the graph: {', '.join(missing)}" if missing else ""
     return [
         ("profile", "; ".join([of, *row.notes])),
@@ -403,7 +409,7 @@ def profile(report: Report) -> list[tuple[str, str]]:
         ),
         (
             "linked",
-            f"{percent(row.forward_linked)} of the forward kernels' time; of all kernels'"
+            f"{percent(row.forward_linked)} of the forward kernels' time{others}; of all kernels'"
             f" {', '.join(ways)}{rest}",
         ),
         *([("off by", said)] if (said := prediction_errors(report)) else []),
