@@ -36,14 +36,12 @@ class Seen:
 
     read: bool = True
     names: list[str] = field(default_factory=list[str])
-    why: list[str] = field(default_factory=list[str])
     conditions: list[tuple[Requirement, ...]] = field(default_factory=list[tuple[Requirement, ...]])
     places: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         done = rewrite(module, inputs, always_read(), read=self.read)
         self.names += [each.name for each in done.taken]
-        self.why += [each.why for each in done.taken]
         self.places += [(each.source.file, each.source.line) for each in done.taken if each.source]
         self.conditions.append(done.conditions)
 
@@ -55,13 +53,11 @@ class Seen:
 
 @cache
 def always_read() -> Rulebook:
-    """Rules by which the smallest attention is worth reading an input, and rows of a query."""
+    """Rules by which an input is read for the smallest attention, too."""
     with TemporaryDirectory() as folder:
         overlay = Path(folder) / "read.toml"
         worth = 'worth = { value = 1e-12, unit = "x", source = "test" }'
-        rows = 'rows = { value = 0, unit = "KiB", source = "test" }'
-        limits = f"needless-mask.limits]\n{worth}\n[rewrites.grouped-heads.limits]\n{rows}\n"
-        overlay.write_text(f"[rewrites.{limits}")
+        overlay.write_text(f"[rewrites.needless-mask.limits]\n{worth}\n")
         return load_rulebook((overlay,))
 
 
@@ -558,84 +554,20 @@ def test_grouped_heads(repeated: Callable[..., torch.Tensor], goes: bool, dynami
     assert set(seen.names) == ({"grouped-heads"} if goes else set())
 
 
-def of_a_cache(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """A mask of a step with a cache of fixed length, [batch, 1, 1, keys]."""
-    return (torch.arange(k.shape[2]) <= torch.arange(3, 3 + q.shape[0])[:, None])[:, None, None]
-
-
-def of_heads(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """A bias of each head, by the distance of the keys, [1, heads, 1, keys]."""
-    return (torch.arange(q.shape[1])[:, None] * -0.1 * torch.arange(k.shape[2]))[None, :, None]
-
-
-def of_all(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return torch.arange(k.shape[2])[None] > 1
-
-
-def shared(x: torch.Tensor, n: int) -> torch.Tensor:
-    return x
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(
-    ("repeated", "mask"),
-    [(expanded, of_a_cache), (interleaved, of_heads), (unsqueezed, of_all), (shared, of_a_cache)],
-)
-def test_one_query_of_grouped_heads(
-    repeated: Callable[..., torch.Tensor], mask: Mask, dynamic: bool
-) -> None:
-    seen, grouped = Seen(), repeated is shared
-
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q = q.view(q.shape[0], 1, 6, 8).transpose(1, 2)
-        k, v = (each.view(*each.shape[:2], 2, 8).transpose(1, 2) for each in (k, v))
-        out = F.scaled_dot_product_attention(
-            q, repeated(k, 3), repeated(v, 3), mask(q, k), scale=0.3, enable_gqa=grouped
-        )
-        return out.transpose(1, 2).reshape(q.shape[0], -1)
-
-    compiled = torch.compile(forward, backend=seen, dynamic=dynamic)
-    for batch, length in ((2, 9), (3, 12)):
-        q = torch.randn(batch, 48)
-        k, v = torch.randn(batch, length, 16), torch.randn(batch, length, 16)
-        torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
-    assert set(seen.names) == {"grouped-heads"}
-    assert set(seen.why) == {"its heads are rows of one query"}
-
-
-@pytest.mark.parametrize(("batch", "worth"), [(1, False), (2, True)])
-def test_rows_of_one_query_of_few_sequences_cost_more(batch: int, worth: bool) -> None:
-    """As one token of Llama-3-8B against a cache: 8 groups of 4 heads of 128 in float16."""
-    found: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        found.append(len(rewrite(graph, inputs, load_rulebook(())).taken))
-        return graph.forward
-
-    def forward(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        k = interleaved(k, 4)
-        return F.scaled_dot_product_attention(q, k, k, of_a_cache(q, k))
-
-    q, k = (torch.randn(batch, h, n, 128, dtype=torch.float16) for h, n in ((32, 1), (8, 64)))
-    torch.compile(forward, backend=backend)(q, k)
-    assert found == [worth]
-
-
-@pytest.mark.parametrize("queries", [1, 2])
-def test_rows_of_one_query_are_no_others(queries: int) -> None:
-    """More queries have rows already; and of one query, the first key alone is causal."""
+@pytest.mark.parametrize("additive", [False, True])
+def test_one_query_of_grouped_heads_with_a_mask(additive: bool) -> None:
+    """As a step against a cache of fixed length: no mask that goes, and nothing is copied."""
     seen = Seen()
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        k, v = interleaved(k, 3), interleaved(v, 3)
-        first = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        if queries == 1:
-            return first
-        return first + F.scaled_dot_product_attention(q, k, v, of_a_cache(q, k))
+        mask = (torch.arange(k.shape[2]) <= torch.arange(3, 3 + q.shape[0])[:, None])[:, None, None]
+        mask = torch.where(mask, 0.0, float("-inf")) if additive else mask
+        return F.scaled_dot_product_attention(q, expanded(k, 3), expanded(v, 3), mask)
 
-    q, k = torch.randn(2, 6, queries, 8), torch.randn(2, 2, 9, 8)
-    torch.testing.assert_close(torch.compile(forward, backend=seen)(q, k, k), forward(q, k, k))
-    assert set(seen.why) == {"its keys and values are repeated"}
+    compiled = torch.compile(forward, backend=seen)
+    q, k, v = (torch.randn(2, heads, n, 8) for heads, n in ((6, 1), (2, 9), (2, 9)))
+    torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
+    assert seen.names == ["grouped-heads"]
 
 
 # -- attention by hand -----------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from fusion_advisor.dynamo.rewrites.nodes import (
     alike,
     argument,
     called,
-    method,
     number_of,
     take_out_dead,
     undisturbed,
@@ -260,13 +259,16 @@ def _written(
     graph, (first, second) = end.graph, products
     with graph.inserting_before(end):
 
-        def put(of: torch.fx.Node, name: str, *given: Any) -> torch.fx.Node:
-            node = method(of, name, *given)
-            node.meta = {**end.meta, "example_value": node.meta["example_value"]}
+        def method(name: str, of: torch.fx.Node, *given: Any) -> torch.fx.Node:
+            node = graph.call_method(name, (of, *given))
+            node.meta = dict(end.meta)
+            node.meta["example_value"] = getattr(of.meta["example_value"], name)(*given)
             return node
 
         def ordered(node: torch.fx.Node, order: Sequence[int]) -> torch.fx.Node:
-            return node if list(order) == list(range(len(order))) else put(node, "permute", *order)
+            return (
+                node if list(order) == list(range(len(order))) else method("permute", node, *order)
+            )
 
         swapped = [*range(len(first.right_order) - 2), -1, -2]
         operands = [
@@ -276,9 +278,9 @@ def _written(
         ]
         mask = _mask(scores, tensors[0].dtype, end)
         if lifted:
-            operands = [put(each, "unsqueeze", 1) for each in operands]
+            operands = [method("unsqueeze", each, 1) for each in operands]
             if mask is not None and mask.meta["example_value"].dim() > 2:
-                mask = put(mask, "unsqueeze", 1)
+                mask = method("unsqueeze", mask, 1)
         scale = _scale(scores, end)
         given = {"attn_mask": mask, "scale": scale}
         called_node = graph.call_function(
@@ -287,10 +289,10 @@ def _written(
         called_node.meta = dict(end.meta)
         query, value = operands[0].meta["example_value"], operands[2].meta["example_value"]
         called_node.meta["example_value"] = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        result = put(called_node, "squeeze", 1) if lifted else called_node
+        result = method("squeeze", called_node, 1) if lifted else called_node
         result = ordered(result, second.result_order)
         if not _takes_any_strides(end):
-            result = put(result, "contiguous")  # as a product lies
+            result = method("contiguous", result)  # as a product lies
     names = dict(zip(("query", "key", "value"), operands, strict=True))
     return result, Attention(called_node, {**names, **given})
 

@@ -1,5 +1,5 @@
-"""Rewrites of attention whose queries share keys and values by groups of heads: the shared ones are
-read where they are, by `enable_gqa`, or with the queries of a group as rows of one head."""
+"""Rewrite of attention whose keys and values are repeated for groups of heads: `enable_gqa` reads
+them where they are."""
 # torch.fx carries Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -10,106 +10,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusion_advisor.dynamo.rewrites.attention import Attention, attentions, fused
 from fusion_advisor.dynamo.rewrites.base import Asked, Taken
-from fusion_advisor.dynamo.rewrites.nodes import (
-    alike,
-    argument,
-    called,
-    described,
-    method,
-    undisturbed,
-    value_of,
-)
-from fusion_advisor.frontend.expansions import hint
-from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.dynamo.rewrites.nodes import alike, argument, called, undisturbed, value_of
 
 
 def grouped_heads(asked: Asked) -> Iterator[Taken]:
-    """Give attentions the keys and values that groups of heads share, in place; yields those. Only
-    where a fused kernel serves the call then: the plain one repeats them itself."""
+    """Give attentions keys and values before their repetition, in place; yields those. Only where
+    a fused kernel serves the call then: the plain one repeats them itself."""
     for attention in attentions(asked.module.graph):
-        given = attention.given
-        repeats = not given.get("enable_gqa")
-        key = _before_repetition(attention, "key") if repeats else given["key"]
-        value = _before_repetition(attention, "value") if repeats else given["value"]
+        if attention.given.get("enable_gqa"):
+            continue
+        key, value = (_before_repetition(attention, name) for name in ("key", "value"))
         if key is None or value is None:
             continue
-        query, keys, values = attention.tensor("query"), *map(described, (key, value))
-        if not (query.dim() == keys.dim() == 4 and alike(keys.shape[1:2], values.shape[1:2])):
+        query, repeated = attention.tensor("query"), attention.tensor("key")
+        if query.dim() != repeated.dim() or not alike(query.shape[1:2], repeated.shape[1:2]):
             continue
-        if repeats and not alike(query.shape[1:2], attention.tensor("key").shape[1:2]):
-            continue
-        mask, dropout = value_of(attention.mask), given.get("dropout_p") or 0.0
-        causal = bool(given.get("is_causal"))
-        if mask is not None and not dropout and not causal and _is_one_row(query, keys, mask):
-            served = fused(_as_rows(query, keys), keys, values, _mask_of_rows(mask, keys))
-            if served and _worth(query, keys, values, asked.rulebook):
-                _put_rows(attention, key, value)
-                yield Taken("grouped-heads", attention.node, "its heads are rows of one query")
-        elif repeats and fused(query, keys, values, mask, dropout=dropout, causal=causal):
+        groups, given = (key.meta["example_value"], value.meta["example_value"]), attention.given
+        if alike(groups[0].shape[1:2], groups[1].shape[1:2]) and fused(
+            query, *groups, value_of(attention.mask),
+            dropout=given.get("dropout_p") or 0.0, causal=bool(given.get("is_causal")),
+        ):  # fmt: skip
             attention.change(key=key, value=value, enable_gqa=True)
             yield Taken("grouped-heads", attention.node, "its keys and values are repeated")
-
-
-# -- one query -------------------------------------------------------------------------------------
-
-
-def _is_one_row(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether there is one query a head, of heads whose number is known and that share keys, and
-    the mask has one row, whatever the other sizes. With a mask torch has no kernel on a GPU that
-    reads shared keys where they are."""
-    heads: list[Any] = [key.shape[1], query.shape[1]]  # may be symbols
-    shared = all(isinstance(each, int) for each in heads) and 0 < heads[0] < heads[1]
-    one = (query.shape[-2], *mask.shape[-2:-1])
-    return shared and all(statically_known_true(each == 1) for each in one)
-
-
-def _worth(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rulebook: Rulebook) -> bool:
-    """Whether copies cost more than the longer walk of fewer programs, at the sizes of this call:
-    each is written once and read once, and what is shared is read for it."""
-    place = [hint(each.numel() // each.shape[-2]) * each.element_size() for each in (key, value)]
-    copies = 2 * query.shape[1] // key.shape[1]
-    return sum(place) * copies >= rulebook.rewrites["grouped-heads"].limits["rows"].base
-
-
-def _as_rows(query: Any, key: torch.Tensor) -> Any:
-    """View of one query a head, [batch, heads, 1, width], as rows of the heads that share their
-    keys: [batch, groups, heads a group, width]; of a tensor, or of a node in the graph."""
-    return _call(_call(query, "unflatten", 1, (key.shape[1], -1)), "squeeze", 3)
-
-
-def _mask_of_rows(mask: Any, key: torch.Tensor) -> Any:
-    """The mask of `_as_rows`: as it is where it is the same for all heads."""
-    sizes = (described(mask) if isinstance(mask, torch.fx.Node) else mask).shape
-    if len(sizes) < 3 or statically_known_true(sizes[-3] == 1):
-        return mask
-    return _call(_call(mask, "unflatten", -3, (key.shape[1], -1)), "squeeze", -2)
-
-
-def _call(of: Any, name: str, *given: Any) -> Any:
-    return method(of, name, *given) if isinstance(of, torch.fx.Node) else getattr(of, name)(*given)
-
-
-def _put_rows(attention: Attention, key: torch.fx.Node, value: torch.fx.Node) -> None:
-    """Ask for the heads of a group as rows, and give the result the shape that it had."""
-    node, groups = attention.node, described(key)
-    with node.graph.inserting_before(node):
-        query = _as_rows(attention.given["query"], groups)
-        mask = _mask_of_rows(attention.mask, groups)
-    attention.change(query=query, key=key, value=value, attn_mask=mask, enable_gqa=False)
-    rows, width = described(query), described(value).shape[-1]
-    node.meta = {**node.meta, "example_value": rows.new_empty((*rows.shape[:-1], width))}
-    with node.graph.inserting_after(node):
-        apart = method(node, "unsqueeze", 3)
-    with node.graph.inserting_after(apart):
-        result = method(apart, "flatten", 1, 2)
-    node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not apart)
-
-
-# -- repetition ------------------------------------------------------------------------------------
 
 
 def _before_repetition(attention: Attention, name: str) -> torch.fx.Node | None:

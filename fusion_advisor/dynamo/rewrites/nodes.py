@@ -39,11 +39,6 @@ def value_of(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, FakeTensor) else None
 
 
-def described(node: torch.fx.Node) -> torch.Tensor:
-    """Fake tensor of a node that has one."""
-    return node.meta["example_value"]
-
-
 def kept_by_a_module(placeholder: torch.fx.Node) -> bool:
     """Whether an input of Dynamo's graph is a parameter, a buffer or an attribute of a module."""
     source: Any = getattr(placeholder, "_dynamo_source", None)
@@ -147,14 +142,6 @@ def take_out_dead(graph: torch.fx.Graph, unread: Collection[torch.fx.Node]) -> N
             read.update(map(storage, node.all_input_nodes))
         else:
             graph.erase_node(node)
-
-
-def method(of: torch.fx.Node, name: str, *given: Any) -> torch.fx.Node:
-    """Put a call of a tensor's method where the graph inserts, described as the tensor is."""
-    node = of.graph.call_method(name, (of, *given))
-    node.meta = dict(of.meta)
-    node.meta["example_value"] = getattr(of.meta["example_value"], name)(*given)
-    return node
 
 
 def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
