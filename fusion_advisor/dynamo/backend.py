@@ -47,7 +47,7 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.dynamo.custom_ops import interpreted, introduce, substitute
+from fusion_advisor.dynamo.custom_ops import interpreted, introduce, loosen_views, substitute
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
@@ -349,6 +349,7 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
         from torch._inductor.compile_fx import compile_fx
 
         introduce(module.graph)
+        loosen_views(module.graph)
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
         return compiled
 

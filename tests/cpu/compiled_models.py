@@ -472,12 +472,30 @@ def inductor() -> Facts:
     return {**max(found, key=lambda one: one["error"] / one["allowed"]), **seen()}
 
 
+def views_of_what_inductor_lays_otherwise() -> Facts:
+    """As keys that are appended to an empty cache: Inductor's decomposition of `cat` keeps the
+    strides of the one part that has elements, eager's result is dense."""
+
+    def attended(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heads = (x @ weight).view(4, 64, 6, 16).transpose(1, 2)
+        keys = torch.cat([torch.empty(4, 6, 0, 16), heads], dim=-2)
+        scores = (heads @ (keys.transpose(-1, -2) * 1.5)).softmax(-1)
+        return F.gelu(scores) * scores
+
+    x, weight = torch.randn(4, 64, 96), torch.randn(96, 96)
+    with torch.no_grad():
+        found = compiled(attended, inner="inductor")(x, weight)
+        near = torch.allclose(found, attended(x, weight), 1e-4, 1e-5)
+    return {"near": near, **seen()}
+
+
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     transformer, transformer_in_bfloat16, perceptron, parts, losses, operators_are_shared,
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
     numbers_given_by_the_caller, gradients_within, inference_mode, constants, autocast,
     dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,
     nothing_that_wins, no_gpu, logged, a_wrong_option, padding, inductor,
+    views_of_what_inductor_lays_otherwise,
 )  # fmt: skip
 
 

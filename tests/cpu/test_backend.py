@@ -164,6 +164,12 @@ def test_a_fault_costs_the_kernels_and_not_the_model(scenarios: dict[str, Facts]
     assert "RuntimeError: the analysis is out; Inductor compiles the graph alone" in said
 
 
+def test_a_view_may_be_a_copy_for_inductor(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "views_of_what_inductor_lays_otherwise")
+    assert facts["near"]
+    assert facts["taken"]
+
+
 def test_what_was_done_is_logged(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "logged")
     assert facts["level"] == "INFO"
