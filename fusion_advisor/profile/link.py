@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Literal
 
 from fusion_advisor.cost.dataflow import Dataflow, pass_of
@@ -51,10 +52,12 @@ class Link:
 @dataclass
 class _Item:
     """Kernels that one op launched, or one kernel alone. `op` is the op that the graph has, None
-    where there is none; `fused` are the ops in the name of a kernel of Inductor."""
+    where there is none; `under` the name of any op that launched them; `fused` are the ops in the
+    name of a kernel of Inductor."""
 
     kernels: list[int]
     op: HostOp | None
+    under: str
     fused: frozenset[str]
     words: frozenset[str]
     sort: str
@@ -63,7 +66,12 @@ class _Item:
     def look(self) -> object:
         """Key that is equal for items that fit the same launches."""
         op = self.op and (self.op.name, self.op.sizes)
-        return op, self.fused, self.words, self.sort
+        return op, self.under, self.fused, self.words, self.sort
+
+    @property
+    def alone(self) -> bool:
+        """Whether no operator of torch is known to have launched the kernels."""
+        return not self.under.startswith("aten::")
 
 
 class _Launches:
@@ -132,8 +140,15 @@ def _linked(launches: _Launches, kernels: Sequence[TracedKernel]) -> list[Link]:
     def free(node: int, item: _Item) -> bool:
         return item.op is None and not item.fused and node not in taken
 
-    add(lambda node, item: free(node, item) and worded(launches.words[node], item.words))
-    add(lambda node, item: free(node, item) and item.sort == launches.sorts[node])
+    def variant(node: int, item: _Item) -> bool:
+        """Whether the operator is the launch's, written in place or not."""
+        return item.under.rstrip("_") == launches.ops[node].rstrip("_")
+
+    def told(node: int, item: _Item) -> bool:
+        return worded(launches.words[node], item.words) if item.alone else variant(node, item)
+
+    add(lambda node, item: free(node, item) and told(node, item))
+    add(lambda n, item: free(n, item) and item.alone and item.sort == launches.sorts[n])
     places = launches.places
     single = [
         Link(
@@ -156,6 +171,12 @@ def _linked(launches: _Launches, kernels: Sequence[TracedKernel]) -> list[Link]:
 def _alike(op: HostOp | None, sizes: Sizes) -> bool:
     """Whether an op's recorded sizes are those of a launch; `out` arguments may stand behind."""
     return op is not None and op.sizes is not None and op.sizes[: len(sizes)] == sizes
+
+
+def _is_operator(op: HostOp) -> bool:
+    """Whether an op is an operator, of torch or not: an annotation is none, nor is what autograd
+    says of the function that it runs."""
+    return "::" in op.name and not op.name.startswith("autograd::")
 
 
 def _sizeless(op: HostOp | None) -> bool:
@@ -186,7 +207,7 @@ def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_It
         if kernel.phase != launches.phase:
             continue
         op = next((op for op in kernel.chain if op.name in known), None)
-        inner = op or next((op for op in reversed(kernel.chain) if "::" in op.name), None)
+        inner = op or next((op for op in reversed(kernel.chain) if _is_operator(op)), None)
         if inner is None and kernel.kind == "set":
             before.append(number)
             continue
@@ -200,7 +221,8 @@ def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_It
             yield last
         generated = _GENERATED.search(kernel.name)
         fused = frozenset(_spelled(generated[1], vocabulary) if generated else ())
-        last = _Item([*before, number], op, fused, words(kernel.name), kernel.sort)
+        under = inner.name if inner else ""
+        last = _Item([*before, number], op, under, fused, words(kernel.name), kernel.sort)
         owner, before = inner, []
     if last is not None:
         yield last
@@ -260,15 +282,20 @@ class _Order:
     def __init__(self, launches: _Launches, pairs: Sequence[tuple[int, int]]) -> None:
         self._above = launches.flow.above
         self._places = launches.places
-        self._known = [(launches.places[node], item) for node, item in pairs]
+        self._known = sorted((item, launches.places[node]) for node, item in pairs)
+        self._limits: dict[int, tuple[float, float]] = {}
 
     def allows(self, node: int, item: int) -> bool:
-        place = self._places[node]
-        return not any(
-            (self._above[place] >> other & 1 and known > item)
-            or (self._above[other] >> place & 1 and known < item)
-            for other, known in self._known
-        )
+        if node not in self._limits:
+            self._limits[node] = self._between(self._places[node])
+        first, last = self._limits[node]
+        return first <= item <= last
+
+    def _between(self, place: int) -> tuple[float, float]:
+        """The last kernel of what a launch reads, and the first of what reads it."""
+        above, bit, known = self._above[place], 1 << place, self._known
+        first = next((item for item, other in reversed(known) if above >> other & 1), -inf)
+        return first, next((item for item, other in known if self._above[other] & bit), inf)
 
 
 def _out_of_order(
@@ -277,13 +304,16 @@ def _out_of_order(
     """Yield launches with ops of the same name and sizes that a compiler has moved past others."""
     nodes, taken = {node for node, _ in pairs}, {item for _, item in pairs}
     order = _Order(launches, pairs)
+    left: dict[str, list[int]] = {}
+    for node in range(len(launches.places)):
+        if node not in nodes:
+            left.setdefault(launches.ops[node], []).append(node)
     for number, item in enumerate(items):
         if number in taken or item.op is None:
             continue
-        for node in range(len(launches.places)):
-            same = launches.ops[node] == item.op.name and _alike(item.op, launches.sizes[node])
-            if same and node not in nodes and order.allows(node, number):
-                nodes.add(node)
+        for node in left.get(item.op.name, ()):
+            if _alike(item.op, launches.sizes[node]) and order.allows(node, number):
+                left[item.op.name].remove(node)
                 yield node, number
                 break
 

@@ -15,7 +15,7 @@ from fusion_advisor.cost.dataflow import Dataflow, pass_of
 from fusion_advisor.profile.kineto import read_kineto
 from fusion_advisor.profile.link import ANCHORS, Link, link, op_name, sizes_of, worded, words
 from fusion_advisor.profile.nsys import MAGIC, read_nsys
-from fusion_advisor.profile.steps import PHASES, TracedKernel, TracedStep, one_step
+from fusion_advisor.profile.steps import PHASES, SEVERAL, TracedKernel, TracedStep, one_step
 from fusion_advisor.profile.trace import HostOp, ProfilerTrace, Sizes
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
@@ -25,6 +25,8 @@ _FUSED = "fused by a compiler"
 """Class of kernels that compute several launches."""
 _MOST_UNLINKED = 20
 """Limit on the rows of unlinked kernels; the last has the rest."""
+_SHORT = 0.01
+"""Share of a group's predicted time that need not be linked."""
 _NAMED = 3
 """Limit on the ops of each side that a refusal names."""
 
@@ -125,14 +127,14 @@ class Profiled:
         return {name: time.us or 0.0 for name, time in self.nodes.items()}
 
     def unfused_us(self, names: Sequence[str], predicted: Callable[[str], float]) -> float | None:
-        """Measured time of some launches together; None where one of them is not linked. A kernel
-        that computes others, too, counts by their predicted times."""
-        owners = dict.fromkeys(
-            (self.nodes[name].within or name) if name in self.nodes else "" for name in names
-        )
-        if "" in owners:
+        """Measured time of some launches together, where they are linked but for a part that is
+        short by prediction, else None. A kernel that computes others, too, counts by their
+        predicted times."""
+        missing = sum(predicted(name) for name in names if name not in self.nodes)
+        if missing > _SHORT * sum(map(predicted, names)):
             return None
-        inside, total = {*names}, 0.0
+        owners = dict.fromkeys(self.nodes[n].within or n for n in names if n in self.nodes)
+        inside, total = {*names}, missing
         for owner in owners:
             computed = self.shared.get(owner, (owner,))
             whole = sum(map(predicted, computed)) or 1.0
@@ -195,6 +197,7 @@ def profiled(trace: ProfilerTrace, flow: Dataflow, least: float) -> Profiled:
     _refuse_other_phases(trace, flow, step)
     _refuse_other_model(trace, flow, step, links, least)
     _refuse_other_sizes(trace, flow, links)
+    _refuse_other_optimizer(trace, flow, step, links, least)
     backward = _backward(flow, step.kernels, links)
     names = [node.name for node in flow.nodes]
     backward_us: dict[str, float] = {}
@@ -242,12 +245,43 @@ def _passes(flow: Dataflow) -> Callable[[Iterable[TracedKernel]], float]:
 # -- refusals --------------------------------------------------------------------------------------
 
 
+_MISSING = {
+    "backward": "give --mode eval, or record whole steps, not in a CUDA graph",
+    "forward": "record whole steps",
+    "optimizer": "give --optimizer none, or record whole steps",
+}
+
+
 def _refuse_other_phases(trace: ProfilerTrace, flow: Dataflow, step: TracedStep) -> None:
-    """Raise UsageError where the graph has a backward pass and the trace none."""
-    if "backward" in _analysed(flow) - {kernel.phase for kernel in step.kernels}:
+    """Raise UsageError where the graph has a pass and the trace none that can be told."""
+    passes = _analysed(flow) - {kernel.phase for kernel in step.kernels}
+    if missing := next((phase for phase in _MISSING if phase in passes), None):
         raise UsageError(
-            f"--profile {trace.file}: has no backward pass; give --mode eval, or record whole steps"
+            f"--profile {trace.file}: no kernel of a step's {missing} pass is told in it;"
+            f" {_MISSING[missing]}"
         )
+
+
+def _refuse_other_optimizer(
+    trace: ProfilerTrace, flow: Dataflow, step: TracedStep, links: Sequence[Link], least: float
+) -> None:
+    """Raise UsageError where the graph has an optimizer, and too little of the trace's is in it."""
+    if "optimizer" not in _analysed(flow):
+        return
+    kernels = [kernel for kernel in step.kernels if kernel.phase == "optimizer"]
+    numbers = {k for one in links for k in one.kernels}
+    known = {id(step.kernels[k]) for k in numbers}
+    whole = sum(kernel.us for kernel in kernels)
+    linked = sum(kernel.us for kernel in kernels if id(kernel) in known)
+    if linked >= least * whole:
+        return
+    there = Counter(_under(kernel) or kernel.sort for kernel in kernels if id(kernel) not in known)
+    names = next((op.name for op in kernels[0].chain if op.name.startswith("Optimizer.")), "")
+    raise UsageError(
+        f"--profile {trace.file}: a trace of another optimizer{f' ({names})' if names else ''}:"
+        f" {_share(linked, whole)} of its time is in the graph; only there"
+        f" {_more(there, Counter())}; give --optimizer"
+    )
 
 
 def _analysed(flow: Dataflow) -> set[str]:
@@ -411,7 +445,7 @@ def _totals(
         error=median(errors) if errors else None,
         classes=classes,
         unlinked=_unlinked(kernels, how),
-        notes=[*step.left_out, *_notes(trace, kernels, links)],
+        notes=[*step.left_out, *_notes(trace, kernels, links, _passes(flow)(kernels))],
     )
 
 
@@ -476,9 +510,14 @@ def _under(kernel: TracedKernel) -> str:
 
 
 def _notes(
-    trace: ProfilerTrace, kernels: Sequence[TracedKernel], links: Sequence[Link]
+    trace: ProfilerTrace,
+    kernels: Sequence[TracedKernel],
+    links: Sequence[Link],
+    passes: float,
 ) -> Iterator[str]:
     """Yield what a reader has to know of the links and of idle time."""
+    if passes >= SEVERAL:
+        yield f"the model runs {passes:.0f} times a step: what is linked is one of them"
     if not any(op.sizes for op in trace.ops):
         yield "no sizes recorded: they could not be compared; record with record_shapes=True"
     if all(one.by == "alignment" for one in links):

@@ -201,7 +201,7 @@ def _repeats(
     kernels: list[TracedKernel], passes: Callable[[Iterable[TracedKernel]], float]
 ) -> Iterator[list[TracedKernel]]:
     """Cut kernels into equal runs where they are the model's launches several times over."""
-    if passes(kernels) < _SEVERAL:
+    if passes(kernels) < SEVERAL:
         yield kernels
         return
     names: dict[str, int] = {}
@@ -218,7 +218,7 @@ def _repeats(
         yield kernels[begin : begin + length]
 
 
-_SEVERAL = 1.5
+SEVERAL = 1.5
 """Passes of the model from which on kernels are more than one."""
 
 

@@ -403,7 +403,7 @@ def test_a_product_with_an_epilogue_is_one_launch_of_several(tmp_path: Path) -> 
     assert_once(found)
 
 
-def training(recording: Recording) -> None:
+def training(recording: Recording, optimizer: str = "aten::_foreach_add_") -> None:
     for number, op in enumerate(LAYER * 2):
         sizes = [[SIZE, SIZE]] * (2 if op == "mm" else 1)
         recording.op(f"aten::{op}", [(KERNELS[op], US[op])], sizes, sequence=number)
@@ -413,10 +413,11 @@ def training(recording: Recording) -> None:
         recording.op(
             "aten::mul", [(f"{op}_backward", 2 * US[op])], tid=8, outer=name, sequence=number
         )
-    recording.span(
-        "user_annotation", "Optimizer.step#SGD.step",
-        lambda: recording.op("aten::_foreach_add_", [("multi_tensor_apply_kernel", 60.0)]),
-    )  # fmt: skip
+    if optimizer:
+        recording.span(
+            "user_annotation", "Optimizer.step#SGD.step",
+            lambda: recording.op(optimizer, [("multi_tensor_apply_kernel", 60.0)]),
+        )  # fmt: skip
 
 
 def test_a_training_step_is_split_into_its_phases(tmp_path: Path) -> None:
@@ -479,9 +480,67 @@ def test_each_phase_of_a_step_is_linked_to_its_own(tmp_path: Path) -> None:
     assert found.nodes["mm_0"].backward_us is None
 
 
-def test_a_whole_step_needs_a_trace_with_a_backward_pass(eager: Path) -> None:
-    with pytest.raises(UsageError, match="has no backward pass; give --mode eval, or record whole"):
+def test_a_whole_step_needs_a_trace_of_one(eager: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match="step's backward pass is told in it; give --mode eval, or"
+    ):
         profiled(read_trace(eager), step_flow(), 0.5)
+    recording = Recording()
+    training(recording, optimizer="")
+    trace = read_trace(recording.write(tmp_path / "none.json"))
+    with pytest.raises(UsageError, match="optimizer pass is told in it; give --optimizer none, or"):
+        profiled(trace, step_flow(), 0.5)
+    recording = Recording()
+    training(recording, optimizer="aten::_fused_adamw_")
+    trace = read_trace(recording.write(tmp_path / "other.json"))
+    said = (
+        r"another optimizer \(Optimizer.step#SGD.step\): 0% of its time is in the graph; only there"
+        " 1 aten::_fused_adamw_; give --optimizer"
+    )
+    with pytest.raises(UsageError, match=said):
+        profiled(trace, step_flow(), 0.5)
+
+
+def test_a_step_that_runs_the_model_several_times_says_so(tmp_path: Path) -> None:
+    recording = Recording()
+
+    def accumulated(number: int) -> None:
+        training(recording, optimizer="")
+        training(recording)
+
+    recording.steps(2, accumulated)
+    found = profiled(read_trace(recording.write(tmp_path / "t.json")), step_flow(), 0.1)
+    assert "the model runs 2 times a step: what is linked is one of them" in found.profile.notes
+
+
+def test_kernels_that_follow_each_other_in_a_compiled_backward_pass_stay_apart(
+    tmp_path: Path,
+) -> None:
+    recording = Recording()
+    outer = "autograd::engine::evaluate_function: CompiledFunctionBackward"
+    recording.layers(2)
+    names = [f"triton_poi_fused_mul_{number}" for number in range(2)]
+    recording.span(
+        "cpu_op", outer, lambda: [recording.kernel(name, 40.0) for name in names] and None
+    )
+    recording.span(
+        "user_annotation", "Optimizer.step#SGD.step",
+        lambda: recording.op("aten::_foreach_add_", [("multi_tensor_apply_kernel", 60.0)]),
+    )  # fmt: skip
+    found = profiled(read_trace(recording.write(tmp_path / "t.json")), step_flow(), 0.1)
+    linked = [name for time in found.nodes.values() for name in time.names]
+    assert [name for name in linked if name in names] == names
+
+
+def test_a_kernel_whose_operator_is_another_is_not_linked_by_its_class(tmp_path: Path) -> None:
+    recording = Recording()
+    for op in ("cos", "exp"):
+        recording.op(f"aten::{op}", [(KERNELS[op], US[op])], [[SIZE]])
+    recording.op("aten::fill_", [("vectorized_elementwise_kernel<FillFunctor>", 3.0)], [[SIZE]])
+    flow = small_flow(("cos", "x"), ("exp", "cos"), ("sin", "exp"))
+    found = profiled(read_trace(recording.write(tmp_path / "t.json")), flow, 0.1)
+    assert {*found.nodes} == {"cos", "exp"}
+    assert [row.under for row in found.profile.unlinked] == ["aten::fill_"]
 
 
 def small_flow(*launches: tuple[str, str]) -> Dataflow:

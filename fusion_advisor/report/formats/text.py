@@ -145,7 +145,8 @@ def _over_all(weights: Mapping[str, float], reports: Mapping[str, Report]) -> li
 
 @dataclass(frozen=True)
 class _Summary:
-    """Summary within 40 lines: head and tail whole, and between them as many actions as fit."""
+    """Summary within 40 lines: head and tail whole, and between them as many actions as fit, the
+    first in any case."""
 
     head: Sequence[RenderableType]
     todo: Sequence[_Item]
@@ -164,7 +165,7 @@ class _Summary:
         for item in self.todo:
             lines = [*item.lines()]
             left -= height(lines)
-            if left < 0:
+            if left < 0 and items:
                 break
             shown += lines
             items += 1
