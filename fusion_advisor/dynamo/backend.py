@@ -51,6 +51,7 @@ from fusion_advisor.dynamo.custom_ops import interpreted, introduce, loosen_view
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
+from fusion_advisor.dynamo.stopwatch import Stopwatch, alone, cold_us
 from fusion_advisor.dynamo.training import Phase, Put, through_eager, through_inductor
 from fusion_advisor.dynamo.two_graphs import choosing
 from fusion_advisor.frontend.aot import Lowered, lower, record
@@ -389,5 +390,7 @@ def _divided(
     names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()
     device, chosen = choose_device(options.device, rulebook, names)
     division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
-    places = substitute(lowered, division.flow, division.places, anywhere=anywhere)
+    timed = gpu is not None and not anywhere and alone()
+    watch = Stopwatch(rulebook.inductor, cold_us) if timed else None
+    places = substitute(lowered, division.flow, division.places, anywhere=anywhere, watch=watch)
     return Outcome(tuple(places), division.report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
@@ -49,6 +50,9 @@ class Occurrence:
     saved_us: float = 0.0
     """Predicted saving of the kernel here, us: against eager, or against Inductor's kernel where
     that is the baseline."""
+    worth_us: float = inf
+    """Time that the kernel may take here and still win over Inductor, us; infinite where it need
+    not win."""
 
 
 @dataclass(frozen=True)
@@ -117,4 +121,5 @@ def _divided(
             yield replace(place, why=kernel)
             continue
         known[expressed.form] = kernel
-        yield replace(place, kernel=kernel)
+        worth_us = inf if compiler.take_all else weighed.worth_us
+        yield replace(place, kernel=kernel, worth_us=worth_us)

@@ -53,6 +53,11 @@ class InductorComparison:
         return self.kernel_us + self.blocked_us + self.host_us
 
     @property
+    def worth_us(self) -> float:
+        """Time of our kernel from which on it loses."""
+        return self.inductor_us - self.blocked_us - self.host_us
+
+    @property
     def wins(self) -> bool:
         return self.ours_us < self.inductor_us
 

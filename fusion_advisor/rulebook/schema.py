@@ -329,11 +329,15 @@ class InductorRules(Table):
     `row` with one reduction, `rows` with several that follow each other, `long` where a row does
     not fit into one program, `parts` where programs share a reduction. `persistent` is the longest
     row that Inductor keeps on chip; `call` is the host's time for one call of our operator; `kept`
-    is how much more a kernel may keep in memory in a training step, of what it reads and writes."""
+    is how much more a kernel may keep in memory in a training step, of what it reads and writes. On
+    a GPU the backend times a kernel that was worth at least `timed`, and leaves it where it takes
+    `tolerated` times as long as it was worth."""
 
     persistent: Elements
     call: Time
     kept: Share
+    timed: Time
+    tolerated: Speedup
     flat: Slower
     tiled: Slower
     row: Slower

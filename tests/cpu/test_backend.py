@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusion_advisor.dynamo.partition import Occurrence
+from fusion_advisor.dynamo.stopwatch import Stopwatch
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import decide
 
@@ -258,6 +261,35 @@ def test_the_names_of_our_options_stay() -> None:
     chosen = options_of(None, asked)
     assert asked == {}, "each of them is ours"
     assert (chosen.device, chosen.compiler.take_all) == ("h200", True)
+
+
+# -- the stopwatch ---------------------------------------------------------------------------------
+
+
+def watched(worth_us: float, us: float | None) -> tuple[str, int]:
+    """What the stopwatch says of two places of one kernel, and how often it was asked."""
+    asked: list[object] = []
+
+    def clock(called: Any, given: Sequence[torch.Tensor]) -> float | None:
+        asked.append(called)
+        return us
+
+    watch = Stopwatch(RULES.inductor, clock)
+    flow = flow_of(by_hand, torch.empty(256, 256, device="meta"))
+    decision = decide(flow, [i for i in range(len(flow.nodes)) if flow.launches(i)], RULES)
+    place = Occurrence("g1", "chain", "", decision, worth_us=worth_us)
+    said = {watch.objects(place, "operator", [torch.empty(4, device="meta")]) for _ in range(2)}
+    assert len(said) == 1
+    return said.pop(), len(asked)
+
+
+def test_a_kernel_that_takes_longer_than_it_was_worth_is_left() -> None:
+    said = "takes 1774 us on this GPU, where it was worth 650 us"
+    assert watched(650.0, 1774.0) == (said, 1)
+    assert watched(650.0, 700.0) == ("", 1), "within what is tolerated"
+    assert watched(650.0, None) == ("", 1), "too large to be timed"
+    assert watched(20.0, 100.0) == ("", 0), "too short to be timed"
+    assert watched(float("inf"), 100.0) == ("", 0), "it need not win"
 
 
 # -- rewrites --------------------------------------------------------------------------------------
