@@ -63,17 +63,17 @@ def main(out: Path) -> None:
     (out / "spans.json").write_text(json.dumps(spans, indent=1) + "\n", "utf-8")
 
 
-def step_of(path: Path, train: bool, mode: str | None, device: str = "cuda") -> Callable[[], None]:
-    """Step of a model file: a call without gradients, or one of training by AdamW, of a model that
-    returns its loss."""
+def step_of(path: Path, train: bool, mode: str | None) -> Callable[[], None]:
+    """Step of a model file, on the GPU: a call without gradients, or one of training by AdamW, of a
+    model that returns its loss."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     file: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(file)
     torch.manual_seed(0)
-    model = file.Model(*file.get_init_inputs()).to(device)
-    inputs: list[Tensor] = [each.to(device) for each in file.get_inputs()]
+    model = file.Model(*file.get_init_inputs()).cuda()
+    inputs: list[Tensor] = [each.cuda() for each in file.get_inputs()]
     call = model if mode is None else torch.compile(model, mode=mode)
     if not train:
         model.eval()

@@ -248,7 +248,10 @@ def _compiled(
     try:
         lowered = lower(module, inputs)
         outcome = _divided(lowered, inputs, options, anywhere=anywhere)
-        ours = lowered.module if outcome.taken and not dry else module
+        ours = module
+        if outcome.taken and not dry:
+            ours = lowered.module
+            loosen_views(ours)
         compiled = options.inner(ours, inputs)
         tell(outcome)
         return compiled
@@ -350,7 +353,6 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
         from torch._inductor.compile_fx import compile_fx
 
         introduce(module.graph)
-        loosen_views(module.graph)
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
         return compiled
 

@@ -101,12 +101,12 @@ def introduce(graph: torch.fx.Graph) -> None:
             make_fallback(called, tag_to_layout_constraint(tag), warn=False)
 
 
-def loosen_views(graph: torch.fx.Graph) -> None:
+def loosen_views(module: torch.fx.GraphModule) -> None:
     """Let views of a graph without writes be copies where their operands lie otherwise than in
     eager: Inductor's decompositions decide that, as of a `cat` with an empty part."""
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    module.recompile()
 
 
 def _replace(

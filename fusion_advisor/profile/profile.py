@@ -268,18 +268,18 @@ def _refuse_other_optimizer(
     """Raise UsageError where the graph has an optimizer, and too little of the trace's is in it."""
     if "optimizer" not in _analysed(flow):
         return
-    kernels = [kernel for kernel in step.kernels if kernel.phase == "optimizer"]
-    numbers = {k for one in links for k in one.kernels}
-    known = {id(step.kernels[k]) for k in numbers}
-    whole = sum(kernel.us for kernel in kernels)
-    linked = sum(kernel.us for kernel in kernels if id(kernel) in known)
-    if linked >= least * whole:
+    linked = {number for one in links for number in one.kernels}
+    whole = [number for number, k in enumerate(step.kernels) if k.phase == "optimizer"]
+    left = [step.kernels[number] for number in whole if number not in linked]
+    whole_us = sum(step.kernels[number].us for number in whole)
+    linked_us = whole_us - sum(kernel.us for kernel in left)
+    if linked_us >= least * whole_us:
         return
-    there = Counter(_under(kernel) or kernel.sort for kernel in kernels if id(kernel) not in known)
-    names = next((op.name for op in kernels[0].chain if op.name.startswith("Optimizer.")), "")
+    name = next((op.name for op in left[0].chain if op.name.startswith("Optimizer.")), "")
+    there = Counter(_under(kernel) or kernel.sort for kernel in left)
     raise UsageError(
-        f"--profile {trace.file}: a trace of another optimizer{f' ({names})' if names else ''}:"
-        f" {_share(linked, whole)} of its time is in the graph; only there"
+        f"--profile {trace.file}: a trace of another optimizer{f' ({name})' if name else ''}:"
+        f" {_share(linked_us, whole_us)} of its time is in the graph; only there"
         f" {_more(there, Counter())}; give --optimizer"
     )
 
