@@ -5,9 +5,10 @@
 
 Each module of `draw.py` runs under eager, under `torch.compile` (default, and max-autotune without
 CUDA graphs) and with our kernels alone (`inner="eager"`: every accepted group, the rest as eager
-launches it). All ways are held to a float64 run, then timed in turn: medians, a cold L2, the host
-hidden. Everything is compiled ahead, in parallel; what Inductor chose by a stopwatch meanwhile is
-forgotten, and chosen again while nothing else runs.
+launches it), in the rules' configuration and in one that the GPU chose (`tune="now"`). Ours are
+held to a float64 run, then all are timed in turn: medians, a cold L2, the host hidden. Everything
+is compiled ahead, in parallel; what a stopwatch chose meanwhile is forgotten, and chosen again
+while nothing else runs.
 
 The seed is the first eight digits of the commit that is measured. Rows go to results/times.jsonl,
 one a module, and a run goes on where the last one of its seed and commit ended. `--table` says what
@@ -28,6 +29,7 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,7 +44,7 @@ from .__main__ import HERE, called, drawn_module
 RESULTS = HERE.parent / "results" / "times.jsonl"
 LEAST_US = 100
 RIVALS = ("eager", "compile", "max-autotune")
-OURS = "ours"
+OURS, TUNED = OWN = ("ours", "tuned")
 
 Row = dict[str, Any]
 
@@ -53,6 +55,8 @@ def ways(model: Any) -> dict[str, Callable[..., Any]]:
 
     from fusion_advisor.dynamo.backend import fusion_advisor
 
+    by_rule = {"inner": "eager", "tune": "off"}
+
     def compiled(**how: Any) -> Any:
         return torch.compile(model, dynamic=False, **how)
 
@@ -60,7 +64,8 @@ def ways(model: Any) -> dict[str, Callable[..., Any]]:
         "eager": model,
         "compile": compiled(),
         "max-autotune": compiled(mode="max-autotune-no-cudagraphs"),
-        OURS: compiled(backend=partial(fusion_advisor, options={"inner": "eager"})),
+        OURS: compiled(backend=partial(fusion_advisor, options=by_rule)),
+        TUNED: compiled(backend=partial(fusion_advisor, options=by_rule | {"tune": "now"})),
     }
 
 
@@ -80,6 +85,7 @@ def run_once(job: tuple[str, int]) -> None:
     import torch
 
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    os.environ["FUSION_ADVISOR_CACHE"] = tempfile.mkdtemp()  # chosen again while nothing else runs
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
     torch.compiler.reset()
@@ -124,12 +130,13 @@ def timed(job: tuple[str, int], watch: Any, bandwidth: float) -> Row:
         try:
             found = _tuple(call(*inputs))
             calls[way] = partial(call, *inputs)
-            if known is not None and way == OURS:
+            if known is not None and way in (OURS, TUNED):
                 compare(found, known, criterion, 1 << 20)
         except Exception as error:  # noqa: BLE001 a way that fails is a fact of the row
             row[f"{way} failed"] = cause(error)[:240]
     del known, first
     if outcome := backend.last():
+        row["tuned to"] = [place.why for place in outcome.taken if "tuned" in place.why]
         row["placed"], row["accepted"] = len(outcome.taken), len(outcome.places)
         row["schedules"] = [place.name for place in outcome.taken]
         if outcome.report:
@@ -151,16 +158,20 @@ def _tuple(found: Any) -> tuple[Any, ...]:
 def table(rows: Sequence[Row]) -> list[str]:
     """A line a module, then the figures."""
     lines = [
-        "| module | " + " | ".join((*RIVALS, OURS)) + " | best rival / ours | % of copy | off |",
-        "|---|" + "---|" * (len(RIVALS) + 4),
+        f"| module | {' | '.join((*RIVALS, *OWN))} | best rival / ours | / tuned | % of copy |"
+        " off |",
+        "|---|" + "---|" * (len(RIVALS) + 6),
     ]
-    ratios, shares, off = list[float](), list[float](), list[float]()
+    ratios: dict[str, list[float]] = {way: [] for way in OWN}
+    shares, off = list[float](), list[float]()
     for row in rows:
         if row.get("eager", 0) < LEAST_US:
             continue
         ours = row.get(OURS, row["eager"])
         best = min(row[way] for way in RIVALS if way in row)
-        ratios.append(best / ours)
+        beside = {way: best / row.get(way, ours) for way in OWN if way in row or way == OURS}
+        for way, ratio in beside.items():
+            ratios[way].append(ratio)
         shares.append(100 * row["copy_us"] / ours)
         said = ""
         if row.get("placed") and "predicted" in row:
@@ -168,22 +179,25 @@ def table(rows: Sequence[Row]) -> list[str]:
             wrong = (unfused / fused) / (row["eager"] / ours)
             off.append(max(wrong, 1 / wrong) - 1)
             said = f"{100 * off[-1]:.0f} %"
-        cells = [f"{row[way]:.1f}" if way in row else "failed" for way in (*RIVALS, OURS)]
+        cells = [f"{row[way]:.1f}" if way in row else "" for way in (*RIVALS, *OWN)]
+        cells += [f"{beside[way]:.2f}" if way in beside else "" for way in OWN]
         marks = "" if row.get("placed") else " (nothing placed)"
         marks += f" ({row['ours failed']})" if "ours failed" in row else ""
         lines.append(
-            f"| {row['module']}{marks} | {' | '.join(cells)} | {ratios[-1]:.2f} |"
-            f" {shares[-1]:.0f} | {said} |"
+            f"| {row['module']}{marks} | {' | '.join(cells)} | {shares[-1]:.0f} | {said} |"
         )
-    if ratios:
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        near = sum(ratio >= 0.97 for ratio in ratios) / len(ratios)
+    for way, found in ratios.items():
+        if not found:
+            continue
+        mean = math.exp(statistics.fmean(map(math.log, found)))
+        near = sum(ratio >= 0.97 for ratio in found) / len(found)
         lines += [
             "",
-            f"Best rival over ours, {len(ratios)} modules: geometric mean {mean:.3f}, at least 0.97"
-            f" in {100 * near:.0f} %, below 0.85 in {sum(ratio < 0.85 for ratio in ratios)};"
-            f" {statistics.median(shares):.0f} % of copy in the median.",
+            f"Best rival over {way}, {len(found)} modules: geometric mean {mean:.3f}, at least 0.97"
+            f" in {100 * near:.0f} %, below 0.85 in {sum(ratio < 0.85 for ratio in found)}.",
         ]
+    if shares:
+        lines += ["", f"{statistics.median(shares):.0f} % of copy in the median, by rule."]
     if len(off) > 1:
         lines.append(
             f"Predicted speed-up off by {100 * statistics.median(off):.0f} % in the median,"

@@ -33,15 +33,6 @@ class AnalysisOutcome:
     graph: Mapping[str, Any]
 
 
-def cache_folder() -> Path:
-    """Folder of the entries: `FUSION_ADVISOR_CACHE`, else below the user's own cache."""
-    given = os.environ.get("FUSION_ADVISOR_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "fusion-advisor"
-
-
 def find_analysis(folder: Path, request: Request, rulebook: Rulebook) -> AnalysisOutcome | None:
     """Outcome of the same request, if everything that it was made from is unchanged; else None.
     None, too, for an entry that cannot be read, and where the folder is another user's."""

@@ -14,6 +14,9 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
   as it is with `inner="eager"`, where there is none to win over.
 - `rewrites`: what is worth more than a kernel (`dynamo/rewrites`), before anything is divided; on
   by default. `read_inputs`: also where an input has to be read once a call, as a padding mask is.
+- `tune`: configurations of kernels that a stopwatch chooses on this GPU, once for a class of
+  sizes: "now", "cached" (those that an earlier run has found), or "off"; "now" where `mode` lets
+  Inductor measure its own, else "cached".
 - `training`: kernels in both passes of a training step; on by default. `chunked_loss`: its last
   product and loss in chunks of rows, which takes less memory where they are large.
 - `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
@@ -43,15 +46,15 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, introduce, loosen_views, substitute
+from fusion_advisor.dynamo.measured import Stopwatch, Tune, may_measure, on_gpu
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
-from fusion_advisor.dynamo.stopwatch import Stopwatch, alone, cold_us
 from fusion_advisor.dynamo.training import Phase, Put, through_eager, through_inductor
 from fusion_advisor.dynamo.two_graphs import choosing
 from fusion_advisor.frontend.aot import Lowered, lower, record
@@ -138,6 +141,7 @@ class _Options:
     training: bool = True
     chunked_loss: bool = False
     read_inputs: bool = True
+    tune: Tune = "cached"
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -325,6 +329,9 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     training = bool(options.pop("training", True))
     chunked_loss = bool(options.pop("chunked_loss", False))
     read_inputs = bool(options.pop("read_inputs", True))
+    tune = options.pop("tune", None)
+    if tune not in (None, *get_args(Tune)):
+        raise ValueError(f"tune={tune!r}: one of 'off', 'cached' and 'now'")
     from torch._inductor import config, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), **options}
@@ -338,6 +345,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     return _Options(
         _inner(inner, patches), _trained(inner, patches), compiler,
         device, paths, rewrites, training, chunked_loss, read_inputs,
+        tune or ("now" if compiler.tuned else "cached"),
     )  # fmt: skip
 
 
@@ -392,7 +400,10 @@ def _divided(
     names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()
     device, chosen = choose_device(options.device, rulebook, names)
     division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
-    timed = gpu is not None and not anywhere and alone()
-    watch = Stopwatch(rulebook.inductor, cold_us) if timed else None
-    places = substitute(lowered, division.flow, division.places, anywhere=anywhere, watch=watch)
+    places: Sequence[Occurrence] = division.places
+    if gpu is not None and not anywhere and may_measure():
+        prepare = partial(on_gpu, rulebook=rulebook, device=device, gpu=gpu)
+        watch = Stopwatch(rulebook, options.tune, torch.cuda.get_device_name(gpu), prepare)
+        places = watch.places(division.flow, places)
+    places = substitute(lowered, division.flow, places, anywhere=anywhere)
     return Outcome(tuple(places), division.report)

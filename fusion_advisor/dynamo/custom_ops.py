@@ -29,7 +29,6 @@ from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.dynamo.partition import Occurrence
 from fusion_advisor.dynamo.rewrites.nodes import alike, kept_by_a_module
-from fusion_advisor.dynamo.stopwatch import Stopwatch
 from fusion_advisor.frontend.aot import Lowered
 from fusion_advisor.frontend.expansions import describe, symbolic
 from fusion_advisor.fusion.lower import Expressed
@@ -50,10 +49,6 @@ class NotReplaceable(Exception):
     """Raised where a place cannot be replaced: one line says why."""
 
 
-class TooSlow(NotReplaceable):
-    """Raised for a place whose kernel was timed and does not win."""
-
-
 def substitute(
     lowered: Lowered,
     flow: Dataflow,
@@ -61,25 +56,18 @@ def substitute(
     *,
     anywhere: bool,
     package: str = "",
-    watch: Stopwatch | None = None,
 ) -> list[Occurrence]:
     """Replace the places that have a kernel by calls of the kernel, in the graph itself; returns
     the places as they are then. A place whose kernel cannot be called there stays as it is, and
     says why. `anywhere`: tensors may be on another device than a GPU. `package`: the package that
-    the operators are named after; without one, that of all kernels of this process. With a `watch`
-    each kernel runs before it is put in, and stays out where that objects."""
+    the operators are named after; without one, that of all kernels of this process."""
     done: list[Occurrence] = []
     for place in places:
         if place.kernel is None:
             done.append(place)
             continue
         try:
-            _replace(
-                lowered, flow, place, place.kernel,
-                anywhere=anywhere, package=package, watch=watch,
-            )  # fmt: skip
-        except TooSlow as why:
-            place = replace(place, kernel=None, why=str(why), as_fast=True)
+            _replace(lowered, flow, place, place.kernel, anywhere=anywhere, package=package)
         except NotReplaceable as why:
             place = replace(place, kernel=None, why=str(why))
         done.append(place)
@@ -117,7 +105,6 @@ def _replace(
     *,
     anywhere: bool,
     package: str,
-    watch: Stopwatch | None,
 ) -> None:
     """Replace one place by a call of its kernel. Raises NotReplaceable before anything is
     changed."""
@@ -137,10 +124,9 @@ def _replace(
     _check_layouts(flow, expressed, taken)
     _check_sizes(lowered, place, expressed)
     kept = _kept_numbers(lowered, flow, expressed)
-    called = _operator(kernel.text, kernel.entry, package)
+    module = loaded(kernel.text, f"{package}.{kernel.entry}" if package else "")
+    called = getattr(module, kernel.entry).operator
     values = _fake_results(called, taken, made, anywhere=anywhere)
-    if watch and (why := watch.objects(place, called, [node.meta["val"] for node in taken])):
-        raise TooSlow(why)
     for number in kept:
         guard_scalar(number)  # as torch itself fixes them where an operator asks for a number
     graph = lowered.module.graph
@@ -305,13 +291,12 @@ def _said(tensor: torch.Tensor) -> str:
 
 
 @cache
-def _operator(text: str, entry: str, package: str) -> Any:
-    """Operator of an emitted file; its name holds a hash of the text, so that Inductor's cache on
-    disk never meets another kernel."""
+def loaded(text: str, name: str = "") -> Any:
+    """Module of an emitted file. The name of its operator holds a hash of the text, so that
+    Inductor's cache on disk never meets another kernel; with `name`, such as `package.kernel`, the
+    package's, too."""
     if interpreted():
         from fusion_advisor.verify.interpreter import install  # needs Triton
 
         install()
-    name = f"{package}.{entry}" if package else ""
-    module: Any = load_module(text, process_folder(), name)
-    return getattr(module, entry).operator
+    return load_module(text, process_folder(), name)

@@ -2,6 +2,8 @@
 
 OFFERS = (
     "calibrate",
+    "clocks",
+    "config_space",
     "driver",
     "protocol",
     "regret",

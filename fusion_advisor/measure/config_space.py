@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import combinations_with_replacement, islice
+from itertools import chain, combinations_with_replacement, islice
 
 from fusion_advisor.fusion.decide import Decision, judge
 from fusion_advisor.fusion.gates import Subject
@@ -29,6 +29,17 @@ def neighbours(decision: Decision, rulebook: Rulebook) -> list[Decision]:
     numbers = rulebook.tuning
     found = _found(decision.subject, rulebook, numbers.reach.count)
     return list(islice((each for each in found if each.accepted), numbers.tried.count))
+
+
+def offered(decision: Decision, rulebook: Rulebook) -> list[Decision]:
+    """Few decisions with another plan than the group's own: those of other schedules first, which
+    differ in kind, then the nearest neighbours. Plans that a gate refuses are left out. Raises
+    ValueError for a group without a plan."""
+    planned = decision.subject.planned
+    others = planned.plans[1:] if planned is not None else ()
+    kinds = (judge(replace(decision.subject, planned=Planned((each,), ()))) for each in others)
+    found = chain((each for each in kinds if each.accepted), neighbours(decision, rulebook))
+    return list(islice(found, rulebook.tuning.offered.count))
 
 
 def configuration(plan: Plan) -> str:

@@ -354,10 +354,12 @@ class Search(Table):
 
 
 class Cache(Table):
-    """How many results are kept, and how many proofs of kernels."""
+    """How many results are kept, how many proofs of kernels, and how many configurations that a GPU
+    chose."""
 
     entries: Count
     proofs: Count
+    tuned: Count
 
 
 class Capture(Table):
@@ -483,6 +485,11 @@ class Tuning(Table):
     rounds: Count
     finalists: Count
     timeout: Seconds
+    offered: Plans
+    """Plans that the backend tries of one kernel, for `spent` in one graph; of a kernel that takes
+    at least `least`."""
+    spent: Seconds
+    least: Time
 
 
 class Rulebook(Table):

@@ -21,6 +21,15 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import write
 
 
+def cache_folder() -> Path:
+    """Folder of the entries: `FUSION_ADVISOR_CACHE`, else below the user's own cache."""
+    given = os.environ.get("FUSION_ADVISOR_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "fusion-advisor"
+
+
 def entry(folder: Path, request: Mapping[str, Any]) -> Path:
     """Path in a folder for a request."""
     versions = [platform.python_version(), *installed()]

@@ -26,6 +26,7 @@ from torch._guards import CompileContext
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
+from fusion_advisor.dynamo.measured import Tune
 from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
@@ -126,6 +127,7 @@ def apply(
     dry: bool = False,
     training: bool = True,
     chunked_loss: bool = False,
+    tune: Tune | None = None,
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
 
@@ -141,6 +143,9 @@ def apply(
     Kernels run in both passes of a training step, too; without `training` such a step is the inner
     compiler's. With `chunked_loss` the last product and cross-entropy of a training step
     go in chunks of rows, where the logits are large and the compiled function returns the loss.
+    `tune`: "now" lets this GPU choose the configurations of kernels, which takes up to ten seconds
+    a graph and is kept; "cached" takes what was kept, "off" the rules' own. None: "now" with
+    mode="max-autotune", else "cached".
     `how` and `verify` were of the way that edited a model's statements, and are not used.
     Raises UsageError for wrong arguments, and any exception of the model when it is called.
     """
@@ -155,7 +160,7 @@ def apply(
         )  # fmt: skip
     options = {
         "inner": inner or "inductor", "device": device, "rules": rules, "training": training,
-        "chunked_loss": chunked_loss,
+        "chunked_loss": chunked_loss, "tune": tune,
     }  # fmt: skip
     done = Applied(run=model)
     least = 0.0 if dry else load_rulebook(tuple(map(Path, rules))).apply.told.value

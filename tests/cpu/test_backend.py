@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.dynamo.measured import Runs, Stopwatch, Tune
 from fusion_advisor.dynamo.partition import Occurrence
-from fusion_advisor.dynamo.stopwatch import Stopwatch
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import decide
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.measure.protocol import Series, Turns
 
 from .regions import RULES, flow_of
 from .spawned import facts_by
@@ -266,30 +271,99 @@ def test_the_names_of_our_options_stay() -> None:
 # -- the stopwatch ---------------------------------------------------------------------------------
 
 
-def watched(worth_us: float, us: float | None) -> tuple[str, int]:
-    """What the stopwatch says of two places of one kernel, and how often it was asked."""
-    asked: list[object] = []
+@dataclass
+class Told:
+    """Runs on no GPU: times that the test gives for each kernel, or why it does not run."""
 
-    def clock(called: Any, given: Sequence[torch.Tensor]) -> float | None:
-        asked.append(called)
-        return us
+    us: Callable[[Kernel], float | str]
+    right: bool = True
+    asked: int = 0
 
-    watch = Stopwatch(RULES.inductor, clock)
-    flow = flow_of(by_hand, torch.empty(256, 256, device="meta"))
+    def prepare(self, tensors: Sequence[Tensor]) -> Runs:
+        return self
+
+    def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
+        self.asked += 1
+        found = map(self.us, kernels)
+        series = (Series(failure=us) if isinstance(us, str) else Series((us,)) for us in found)
+        return Turns(tuple(series), (("gpu", "G"), ("torch", "T"), ("triton", "t")))
+
+    def proven(self, kernel: Kernel, own: Kernel) -> Check:
+        return Check(kernel.name, "here", passed=self.right)
+
+
+def watched(
+    told: Told, worth_us: float = float("inf"), tune: Tune = "off"
+) -> tuple[Occurrence, Kernel]:
+    """First of two places of one kernel after the stopwatch, and the kernel by the rules."""
+    flow = flow_of(by_hand, torch.empty(4096, 4096, device="meta"))
     decision = decide(flow, [i for i in range(len(flow.nodes)) if flow.launches(i)], RULES)
-    place = Occurrence("g1", "chain", "", decision, worth_us=worth_us)
-    said = {watch.objects(place, "operator", [torch.empty(4, device="meta")]) for _ in range(2)}
-    assert len(said) == 1
-    return said.pop(), len(asked)
+    kernel = attempt(flow, decision, "chain", RULES)
+    assert isinstance(kernel, Kernel)
+    place = Occurrence("g1", "chain", "because", decision, kernel, worth_us=worth_us)
+    found = Stopwatch(RULES, tune, "G", told.prepare).places(flow, [place, place])
+    assert found[0] == found[1]
+    return found[0], kernel
 
 
 def test_a_kernel_that_takes_longer_than_it_was_worth_is_left() -> None:
-    said = "takes 1774 us on this GPU, where it was worth 650 us"
-    assert watched(650.0, 1774.0) == (said, 1)
-    assert watched(650.0, 700.0) == ("", 1), "within what is tolerated"
-    assert watched(650.0, None) == ("", 1), "too large to be timed"
-    assert watched(20.0, 100.0) == ("", 0), "too short to be timed"
-    assert watched(float("inf"), 100.0) == ("", 0), "it need not win"
+    def said(worth_us: float, us: float | str) -> tuple[str, bool, int]:
+        told = Told(lambda kernel: us)
+        place, kernel = watched(told, worth_us)
+        return place.why, place.kernel == kernel, told.asked
+
+    slow = "takes 1774 us on this GPU, where it was worth 650 us"
+    assert said(650.0, 1774.0) == (slow, False, 1)
+    assert said(650.0, 700.0) == ("because", True, 1), "within what is tolerated"
+    assert said(20.0, 100.0) == ("because", True, 0), "too short to be timed"
+    assert said(float("inf"), 100.0) == ("because", True, 0), "it need not win"
+    assert said(650.0, "no memory") == ("does not run on this GPU: no memory", False, 1)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FUSION_ADVISOR_CACHE", str(tmp_path))
+    return tmp_path / "tuned"
+
+
+def test_the_fastest_configuration_is_placed_and_kept(own_cache: Path) -> None:
+    """The rules' own is the slowest here, and the last of those that are offered the fastest."""
+    mine = watched(Told(lambda kernel: 1.0))[1]
+    times = {mine.text: 90.0}
+
+    def us(kernel: Kernel) -> float:
+        return times.setdefault(kernel.text, 80.0 - len(times))
+
+    place, own = watched(Told(us), tune="now")
+    subject = place.decision.subject
+    assert place.kernel is not None
+    assert place.kernel.text == min(times, key=times.__getitem__) != own.text
+    assert place.why.startswith("because; tuned: ")
+    assert subject.plan != decide(subject.flow, subject.launches, RULES).subject.plan
+    assert 3 < len(times) <= 1 + RULES.tuning.offered.count
+    assert len(list(own_cache.iterdir())) == 1
+
+    later = Told(us)
+    again, _ = watched(later, tune="cached")
+    assert (again.kernel, later.asked) == (place.kernel, 0)
+    assert "tuned by an earlier run: " in again.why
+    assert watched(Told(us), tune="off")[0].kernel == own
+
+
+def test_no_configuration_is_taken_that_is_wrong_or_hardly_faster(own_cache: Path) -> None:
+    mine = watched(Told(lambda kernel: 1.0))[1]
+    for others, right in ((50.0, False), (89.0, True), ("no shared memory", True)):
+        told = Told(lambda kernel, us=others: 90.0 if kernel == mine else us, right=right)
+        assert watched(told, tune="now")[0].kernel == mine
+        asked = Told(lambda kernel: 1.0)
+        assert watched(asked, tune="cached")[0].kernel == mine
+        assert [file.unlink() for file in own_cache.iterdir()] == [None], "it is kept, too"
+
+
+def test_a_kernel_that_cannot_run_is_left_when_it_is_tuned(own_cache: Path) -> None:
+    place, _ = watched(Told(lambda kernel: "no memory"), tune="now")
+    assert (place.kernel, place.why) == (None, "does not run on this GPU: no memory")
+    assert not own_cache.exists()
 
 
 # -- rewrites --------------------------------------------------------------------------------------

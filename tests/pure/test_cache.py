@@ -12,7 +12,6 @@ import pytest
 
 from fusion_advisor.ci.cache import (
     AnalysisOutcome,
-    cache_folder,
     find_analysis,
     find_graph,
     keep_analysis,
@@ -154,9 +153,9 @@ def test_the_least_recently_used_entries_go_first(model: Path, tmp_path: Path) -
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSION_ADVISOR_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/fusion-advisor")
+    assert kept_files.cache_folder() == Path("/somewhere/fusion-advisor")
     monkeypatch.setenv("FUSION_ADVISOR_CACHE", "/mine")
-    assert cache_folder() == Path("/mine")
+    assert kept_files.cache_folder() == Path("/mine")
 
 
 def test_an_entry_is_json(model: Path) -> None:

@@ -38,7 +38,7 @@ advice       ir rulebook ops cost
 report       support ir rulebook ops cost profile fusion measure advice
 ci           support ir rulebook cost fusion report
 sourcepatch  support shipped ir rulebook region ops frontend cost fusion codegen verify measure report
-dynamo       support shipped ir rulebook region ops frontend cost schedules fusion codegen verify report
+dynamo       support shipped ir rulebook region ops frontend cost schedules fusion codegen verify measure report
 workflows    support shipped ir rulebook frontend cost profile fusion codegen verify measure report sourcepatch dynamo
 cli          support shipped ir rulebook ops frontend codegen verify measure report ci workflows
 """  # noqa: E501

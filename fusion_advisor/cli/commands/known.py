@@ -80,7 +80,6 @@ def ops(debug: Debug = False) -> None:
 
 def doctor(debug: Debug = False) -> None:
     """Say what this machine can run and what it cannot."""
-    from fusion_advisor.ci.cache import cache_folder
     from fusion_advisor.rulebook.local_gpu import (
         DEFAULT_DEVICE,
         LEAST_CAPABILITY,
@@ -93,6 +92,7 @@ def doctor(debug: Debug = False) -> None:
         version,
         without_triton,
     )
+    from fusion_advisor.support.kept import cache_folder
 
     gpus, assembler, triton = gpu_names(), ptxas(), has_triton()
     named = [f"{gpu} (sm_{of})" for gpu, of in zip(gpus, gpu_capabilities(), strict=False)] or gpus

@@ -33,7 +33,6 @@ def outcome_of(
     what was `assumed`; an empty `assumed` prints nothing."""
     from fusion_advisor.ci.cache import (
         AnalysisOutcome,
-        cache_folder,
         find_analysis,
         find_graph,
         keep_analysis,
@@ -42,6 +41,7 @@ def outcome_of(
     from fusion_advisor.frontend.child import dismiss
     from fusion_advisor.ir.frames import portable_path
     from fusion_advisor.support.codec import to_data
+    from fusion_advisor.support.kept import cache_folder
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
     whole = cached and request.profile is None  # a trace is read anew

@@ -1,0 +1,321 @@
+"""Stage: run the backend's kernels on the GPU before they go into a graph: choose configurations
+where that is asked for (`tune`), and leave what takes longer than it was chosen for.
+
+Kernels run on operands of their own, outside of any call, capture or fake mode. What was chosen is
+kept in the user's cache: by the kernel that the rules choose, classes of its operands, and the GPU.
+"""
+# torch carries Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.codegen.header import does
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.dynamo.custom_ops import loaded
+from fusion_advisor.dynamo.partition import Occurrence
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.measure.clocks import DeviceClock
+from fusion_advisor.measure.config_space import configuration, offered
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.measure.protocol import Series, Turns
+from fusion_advisor.measure.search import Contender, SearchResult, search
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.local_gpu import version
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.kept import cache_folder, entry, put, read
+from fusion_advisor.support.kernel_fault import cause
+from fusion_advisor.verify.driver import criterion_of
+from fusion_advisor.verify.references import truth
+from fusion_advisor.verify.tolerance import Truth, compare
+
+Tune = Literal["off", "cached", "now"]
+"""Whether configurations are those of the rules, also those that an earlier run found, or also
+found now."""
+
+_MEMORY = 0.1
+"""Share of the free memory that operands may take."""
+_COMPILING = 8
+"""Kernels that are compiled at a time."""
+
+
+class Runs(Protocol):
+    """Operands of a kernel on a GPU, and what is done with them."""
+
+    def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
+        """Times of kernels in turn."""
+        ...
+
+    def proven(self, kernel: Kernel, own: Kernel) -> Check:
+        """Check of a kernel against float64, by the reference of the rules' own."""
+        ...
+
+
+Prepare = Callable[[Sequence[Tensor]], Runs | None]
+"""Function that allocates operands; None where they would take too much memory."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Kernel that was chosen for a kind of places, its decision, and its time, us; None where it
+    was not timed. `said`: what the choice was made by; `failure`: why it does not run here."""
+
+    decision: Decision
+    kernel: Kernel
+    us: float | None = None
+    said: str = ""
+    failure: str = ""
+
+
+@dataclass
+class Stopwatch:
+    """Choice of kernels by their times on one GPU, `gpu` by its name."""
+
+    rulebook: Rulebook
+    tune: Tune
+    gpu: str
+    prepare: Prepare
+    until: float = field(init=False)
+    """Time of the monotonic clock at which configurations are no longer searched for."""
+
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.rulebook.tuning.spent.base
+
+    def places(self, flow: Dataflow, places: Sequence[Occurrence]) -> list[Occurrence]:
+        """Places with the kernels that were found to be fastest; without one where that takes
+        longer than it may. The most valuable kernels come first: time is limited."""
+        kinds = [_kind(flow, place) for place in places]
+        worth: Counter[object] = Counter()
+        for kind, place in zip(kinds, places, strict=True):
+            worth[kind] += place.saved_us  # pyright: ignore[reportArgumentType] any number
+        chosen: dict[object, _Chosen] = {}
+        for kind, _ in worth.most_common():
+            if kind is not None:
+                chosen[kind] = self._chosen(flow, places[kinds.index(kind)])
+        return [
+            place if kind is None else self._judged(place, chosen[kind])
+            for kind, place in zip(kinds, places, strict=True)
+        ]
+
+    def _judged(self, place: Occurrence, chosen: _Chosen) -> Occurrence:
+        """Place with the chosen kernel, or without one."""
+        inductor, us = self.rulebook.inductor, chosen.us
+        if chosen.failure:
+            return replace(place, kernel=None, why=f"does not run on this GPU: {chosen.failure}")
+        if us is not None and us > inductor.tolerated.value * place.worth_us:
+            why = f"takes {us:.0f} us on this GPU, where it was worth {place.worth_us:.0f} us"
+            return replace(place, kernel=None, why=why, as_fast=True)
+        if not chosen.said:
+            return place
+        planned = chosen.decision.subject.planned
+        subject = replace(place.decision.subject, planned=planned)
+        decision = replace(place.decision, subject=subject)
+        why = f"{place.why}; {chosen.said}"
+        return replace(place, kernel=chosen.kernel, decision=decision, why=why)
+
+    def _chosen(self, flow: Dataflow, place: Occurrence) -> _Chosen:
+        own, tuning = place.kernel, self.rulebook.tuning
+        assert own is not None
+        rules = _Chosen(place.decision, own)
+        tuned = self.tune != "off" and place.decision.fused_us >= tuning.least.value
+        if tuned and (known := self._known(flow, place, own)):
+            return known
+        doubtful = self.rulebook.inductor.timed.value <= place.worth_us < inf
+        searched = tuned and self.tune == "now" and time.monotonic() < self.until
+        if not (doubtful or searched):
+            return rules
+        tensors = [flow.annotated.tensors[ref] for ref in _inputs(place)]
+        runs = self.prepare(tensors)
+        if runs is None:
+            return rules
+        if searched:
+            found = self._searched(flow, place, own, runs)
+            if found is not None:
+                return found
+        (series,) = runs.timed([own], 1).series
+        us = statistics.median(series.us) if series.us else None
+        return replace(rules, us=us, failure=series.failure or "")
+
+    def _known(self, flow: Dataflow, place: Occurrence, own: Kernel) -> _Chosen | None:
+        """Choice of an earlier run; None where there is none."""
+        try:
+            kept = str(read(self._entry(flow, place, own))["configuration"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        said = f"tuned by an earlier run: {kept}"
+        for decision in (place.decision, *offered(place.decision, self.rulebook)):
+            plan = decision.subject.plan
+            if plan is not None and configuration(plan) == kept:
+                if decision is place.decision:
+                    return _Chosen(decision, own)
+                kernel = attempt(flow, decision, place.name, self.rulebook)
+                return None if isinstance(kernel, str) else _Chosen(decision, kernel, said=said)
+        return None
+
+    def _searched(
+        self, flow: Dataflow, place: Occurrence, own: Kernel, runs: Runs
+    ) -> _Chosen | None:
+        """Fastest of the configurations that are offered; None where none could be timed."""
+        made = {own.text: (place.decision, own)}
+        for decision in offered(place.decision, self.rulebook):
+            kernel = attempt(flow, decision, place.name, self.rulebook)
+            if isinstance(kernel, Kernel):
+                made.setdefault(kernel.text, (decision, kernel))
+        first, *others = (
+            Contender(configuration(plan), kernel)
+            for decision, kernel in made.values()
+            if (plan := decision.subject.plan)
+        )
+        result = search(
+            first, others, runs.timed, lambda kernel: (runs.proven(kernel, own), None),
+            self.rulebook,
+        )  # fmt: skip
+        if result.failure:
+            return None
+        put(
+            self._entry(flow, place, own),
+            {"configuration": result.configuration},
+            self.rulebook.cache.tuned.count,
+        )
+        decision, kernel = made[result.kernel.text]
+        return _Chosen(decision, kernel, result.us, _said(result))
+
+    def _entry(self, flow: Dataflow, place: Occurrence, own: Kernel) -> Path:
+        """File of the user's cache for a kernel on this GPU, with operands like these."""
+        tensors = [flow.annotated.tensors[ref] for ref in _inputs(place)]
+        operands = [(t.dtype, [(n.bit_length(), n % 16 == 0) for n in t.shape]) for t in tensors]
+        asked = {"kernel": does(own.text), "operands": operands, "gpu": self.gpu}
+        return entry(cache_folder() / "tuned", {**asked, "rules": self.rulebook.hash})
+
+
+def _inputs(place: Occurrence) -> Sequence[Any]:
+    expressed = place.decision.subject.expressed
+    assert expressed is not None
+    return expressed.inputs
+
+
+def _kind(flow: Dataflow, place: Occurrence) -> object:
+    """Kernel of a place and its operands, by which places are alike; None for one without a
+    kernel, and for one that draws random numbers, which the backend leaves to Inductor."""
+    expressed = place.decision.subject.expressed
+    if place.kernel is None or expressed is None or expressed.draws:
+        return None
+    tensors = [flow.annotated.tensors[ref] for ref in expressed.inputs]
+    return place.kernel.text, tuple((t.shape, t.stride, t.dtype) for t in tensors)
+
+
+def _said(result: SearchResult) -> str:
+    if not result.proof:
+        return ""
+    return f"tuned: {result.configuration}, {result.us:.1f} us for {result.own_us:.1f} by rule"
+
+
+# -- on the GPU ------------------------------------------------------------------------------------
+
+
+def may_measure() -> bool:
+    """Whether this process decides for itself, and may launch now: of several, each would decide
+    otherwise, and a capture would take the launches in."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not several and not torch.cuda.is_current_stream_capturing()
+
+
+@dataclass
+class DeviceRuns:
+    """Operands on a GPU. Whatever a kernel raises is its row."""
+
+    operands: tuple[torch.Tensor, ...]
+    clock: DeviceClock
+    rulebook: Rulebook
+    gpu: torch.device
+    known: Truth | None = None
+
+    def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
+        with ThreadPoolExecutor(_COMPILING) as pool, _apart(self.gpu):
+            failures = list(pool.map(self._failure, kernels))
+            calls = [
+                partial(self._operator(kernel), *self.operands)
+                for kernel, why in zip(kernels, failures, strict=True)
+                if not why
+            ]
+            times = iter(self.clock.turns(calls, rounds))
+        return Turns(tuple(Series(failure=why) if why else Series(tuple(next(times)))
+                           for why in failures), _machine(self.gpu))  # fmt: skip
+
+    def proven(self, kernel: Kernel, own: Kernel) -> Check:
+        try:
+            with _apart(self.gpu):
+                if self.known is None:
+                    self.known = truth(loaded(own.text).reference, self.operands)
+                found = self._operator(kernel)(*self.operands)
+                results = found if isinstance(found, tuple) else (found,)
+                criterion = criterion_of(self.rulebook.verify)
+                compare(results, self.known, criterion, criterion.long_sum)
+        except Exception as error:  # noqa: BLE001 whatever it is, the kernel is not used
+            return Check(kernel.name, "cuda", passed=False, failure=cause(error))
+        return Check(kernel.name, "cuda", passed=True)
+
+    def _operator(self, kernel: Kernel) -> Any:
+        return getattr(loaded(kernel.text), kernel.entry).operator
+
+    def _failure(self, kernel: Kernel) -> str:
+        """Compile a kernel by one run; the reason where that fails. In a thread of the pool."""
+        try:
+            with torch.no_grad(), torch.cuda.device(self.gpu):
+                self._operator(kernel)(*self.operands)
+        except Exception as error:  # noqa: BLE001 one that does not compile is left
+            return cause(error)
+        return ""
+
+
+@contextmanager
+def _apart(gpu: torch.device) -> Generator[None]:
+    """Leave the modes of the graph that is being compiled, on its GPU."""
+    with unset_fake_temporarily(), torch.no_grad(), torch.cuda.device(gpu):
+        yield
+
+
+def _machine(gpu: torch.device) -> tuple[tuple[str, str], ...]:
+    name = torch.cuda.get_device_name(gpu)
+    return ("gpu", name), *((each, str(version(each))) for each in ("torch", "triton"))
+
+
+def on_gpu(
+    tensors: Sequence[Tensor], rulebook: Rulebook, device: Device, gpu: torch.device
+) -> Runs | None:
+    """Operands like the given records at the sizes of this call: floats drawn from a normal
+    distribution by a generator of its own, integers zero, which index anything."""
+    with _apart(gpu):
+        free, _ = torch.cuda.mem_get_info(gpu)
+        if sum(t.extent * getattr(torch, t.dtype).itemsize for t in tensors) > _MEMORY * free:
+            return None
+        drawn = torch.Generator(gpu).manual_seed(0)
+
+        def operand(like: Tensor) -> torch.Tensor:
+            dtype = getattr(torch, like.dtype)
+            if dtype.is_floating_point:
+                flat = torch.randn(like.extent, generator=drawn, device=gpu).to(dtype)
+            else:
+                flat = torch.zeros(like.extent, dtype=dtype, device=gpu)
+            return flat.as_strided(like.shape, like.stride)
+
+        operands = tuple(map(operand, tensors))
+        return DeviceRuns(operands, DeviceClock(timing_rules(rulebook, device)), rulebook, gpu)
