@@ -57,7 +57,7 @@ _COMPILING = 8
 """Kernels that are compiled at a time."""
 
 
-class Runs(Protocol):
+class KernelRuns(Protocol):
     """Operands of a kernel on a GPU, and what is done with them."""
 
     def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
@@ -69,7 +69,7 @@ class Runs(Protocol):
         ...
 
 
-Prepare = Callable[[Sequence[Tensor]], Runs | None]
+Prepare = Callable[[Sequence[Tensor]], KernelRuns | None]
 """Function that allocates operands; None where they would take too much memory."""
 
 
@@ -171,7 +171,7 @@ class Stopwatch:
         return None
 
     def _searched(
-        self, flow: Dataflow, place: Occurrence, own: Kernel, runs: Runs
+        self, flow: Dataflow, place: Occurrence, own: Kernel, runs: KernelRuns
     ) -> _Chosen | None:
         """Fastest of the configurations that are offered; None where none could be timed."""
         made = {own.text: (place.decision, own)}
@@ -239,7 +239,7 @@ def may_measure() -> bool:
 
 
 @dataclass
-class DeviceRuns:
+class DeviceKernelRuns:
     """Operands on a GPU. Whatever a kernel raises is its row."""
 
     operands: tuple[torch.Tensor, ...]
@@ -300,7 +300,7 @@ def _machine(gpu: torch.device) -> tuple[tuple[str, str], ...]:
 
 def on_gpu(
     tensors: Sequence[Tensor], rulebook: Rulebook, device: Device, gpu: torch.device
-) -> Runs | None:
+) -> KernelRuns | None:
     """Operands like the given records at the sizes of this call: floats drawn from a normal
     distribution by a generator of its own, integers zero, which index anything."""
     with _apart(gpu):
@@ -318,4 +318,6 @@ def on_gpu(
             return flat.as_strided(like.shape, like.stride)
 
         operands = tuple(map(operand, tensors))
-        return DeviceRuns(operands, DeviceClock(timing_rules(rulebook, device)), rulebook, gpu)
+        return DeviceKernelRuns(
+            operands, DeviceClock(timing_rules(rulebook, device)), rulebook, gpu
+        )

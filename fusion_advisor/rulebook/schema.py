@@ -195,6 +195,7 @@ class RowSchedule(Table):
     across_programs: Programs
     """Programs a multiprocessor that are kept where rows lie across contiguous memory."""
     first_piece: Elements
+    pieced_warps: Warps
     """Length beyond which rows are held in two pieces where that saves lanes."""
     sector_bytes: Bytes
     register_target: Registers

@@ -46,12 +46,12 @@ def tile(
         rows //= 2
     rest = _rest(laid, rulebook) if rows == 1 and laid.in_pieces else 0
     if rest:
-        block //= 2
+        block, most = block // 2, numbers.pieced_warps.count
     held = block + rest
     each = (numbers.walking_elements_per_thread if serial else numbers.elements_per_thread).count
-    if not serial and coalesced == 1 and rows * block <= numbers.tile_elements.count:
-        each = rows * block  # one warp, which combines rows without waiting for others
-    by_elements = rows * held // (each * device.warp_size)
+    if not serial and coalesced == 1 and rows * held <= numbers.tile_elements.count:
+        each = rows * held  # one warp, which combines rows without waiting for others
+    by_elements = rows * block // (each * device.warp_size)  # a second piece is as many for each
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(wanted, most)
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
@@ -71,11 +71,13 @@ def _coalesced(laid: Rows, device: Device, rulebook: Rulebook) -> int:
 
 
 def _rest(laid: Rows, rulebook: Rulebook) -> int:
-    """Elements of a second piece: where a power of two and its half hold a row that is too long
-    for the former; else 0."""
+    """Elements of a second piece: where a power of two and at most its half hold a row that is too
+    long for the former; else 0. `second_piece` of the runtime says the same."""
     first = power_of_two(laid.length) // 2
-    longest = 2 * laid.length <= 3 * first
-    return first // 2 if longest and first >= rulebook.schedules.row.first_piece.count else 0
+    over = laid.length - first
+    if 2 * over > first or first < rulebook.schedules.row.first_piece.count:
+        return 0
+    return max(power_of_two(over), first // 8)
 
 
 def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rulebook) -> int:

@@ -135,9 +135,11 @@ def first_piece(count):
 
 
 def second_piece(count):
-    """Elements held beside the first piece: half as many where that is enough, else as many."""
+    """Elements held beside the first piece: a power of two from an eighth to half as many where
+    that is enough, else as many."""
     first = first_piece(count)
-    return first // 2 if first < count <= first + first // 2 else first
+    over = count - first
+    return max(power_of_two(over), first // 8) if 0 < 2 * over <= first else first
 
 
 DIVISOR = 16

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.dynamo.measured import Runs, Stopwatch, Tune
+from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune
 from fusion_advisor.dynamo.partition import Occurrence
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import decide
@@ -279,7 +279,7 @@ class Told:
     right: bool = True
     asked: int = 0
 
-    def prepare(self, tensors: Sequence[Tensor]) -> Runs:
+    def prepare(self, tensors: Sequence[Tensor]) -> KernelRuns:
         return self
 
     def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:

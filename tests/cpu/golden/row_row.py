@@ -28,16 +28,22 @@ def row_row_rows_kernel(
     amax_values_ptr,
     cols,
     COLS: tl.constexpr,
+    REST: tl.constexpr,
     DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
 ):
-    # One program holds one whole row on chip.
+    # One program holds one whole row in pieces on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = wide(tl.program_id(0), FAR)
     col = wide(tl.arange(0, COLS), FAR)
-    col_mask = col < cols
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
-    amax_max = tl.reduce(tl.where(col_mask, args_0, float("-inf")), 0, max_nan)
+    rest = COLS + wide(tl.arange(0, REST), FAR)
+    rest_mask = rest < cols
+    args_0 = tl.load(args_0_ptr + row * cols + col)
+    args_0_rest = tl.load(args_0_ptr + row * cols + rest, mask=rest_mask, other=0.0)
+    amax_max = max_nan(
+        tl.reduce(args_0, 0, max_nan),
+        tl.reduce(tl.where(rest_mask, args_0_rest, float("-inf")), 0, max_nan),
+    )
     tl.store(amax_values_ptr + row, amax_max)
 
 
@@ -47,15 +53,22 @@ def row_row_results_kernel(
     amin_out_ptr,
     cols,
     COLS: tl.constexpr,
+    REST: tl.constexpr,
     DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
 ):
-    # One program holds one whole row on chip.
+    # One program holds one whole row in pieces on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
+    row = wide(tl.program_id(0), FAR)
     col = wide(tl.arange(0, COLS), FAR)
-    col_mask = col < cols
-    amax_values = tl.load(amax_values_ptr + col, mask=col_mask, other=0.0)
-    amin_min = tl.reduce(tl.where(col_mask, amax_values, float("inf")), 0, min_nan)
+    rest = COLS + wide(tl.arange(0, REST), FAR)
+    rest_mask = rest < cols
+    amax_values = tl.load(amax_values_ptr + col)
+    amax_values_rest = tl.load(amax_values_ptr + rest, mask=rest_mask, other=0.0)
+    amin_min = min_nan(
+        tl.reduce(amax_values, 0, min_nan),
+        tl.reduce(tl.where(rest_mask, amax_values_rest, float("inf")), 0, min_nan),
+    )
     tl.store(amin_out_ptr, amin_min)
 
 
@@ -79,10 +92,11 @@ def row_row(args_0):
             (n0,),
             (args_0, amax_values),
             (n1,),
-            COLS=host.power_of_two(n1),
+            COLS=host.first_piece(n1),
+            REST=host.second_piece(n1),
             DIVISOR=host.divisor(n1),
             FAR=far,
-            num_warps=4,
+            num_warps=2,
             enable_fp_fusion=True,
         ),
         host.launch(
@@ -90,10 +104,11 @@ def row_row(args_0):
             (1,),
             (amax_values, amin_out),
             (n0,),
-            COLS=host.power_of_two(n0),
+            COLS=host.first_piece(n0),
+            REST=host.second_piece(n0),
             DIVISOR=host.divisor(n0),
             FAR=far,
-            num_warps=8,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
     ]
