@@ -219,8 +219,6 @@ def _solve(
 ) -> float:
     """Cut one component and carry the cut to its other occurrences; returns the gap."""
     numbers = occurrences[0]
-    if len(numbers) < 2:
-        return 0.0
     component = _localised(flow, numbers)
     decisions: dict[int, Decision] = {}
 
@@ -231,8 +229,11 @@ def _solve(
 
     search = rulebook.search
     cut = partition(component, judge, search.exact_nodes.count, search.judged_sets.count)
+    covered = sum(cut.sets)
+    alone = [1 << i for i in range(component.count) if not covered >> i & 1]
+    slow = [mask for mask in alone if judge(mask).accepted]
     whole = component.everything
-    legal = compatible(component, whole)
+    legal = component.count > 1 and compatible(component, whole)
     if legal and whole not in decisions:
         judge(whole)
 
@@ -241,7 +242,8 @@ def _solve(
         return DecidedSet(decisions[mask], places, parent)
 
     top = found(whole, None) if legal else None
-    result.groups.extend(top if top and mask == whole else found(mask, top) for mask in cut.sets)
+    for mask in (*cut.sets, *slow):
+        result.groups.append(top if top and mask == whole else found(mask, top))
     if top and whole not in cut.sets and not top.decision.accepted:
         result.candidates.append(top)
     result.candidates.extend(

@@ -58,8 +58,10 @@ class Decision:
 
     @property
     def accepted(self) -> bool:
-        several = len(self.subject.launches) > 1 and not self.unplaced
-        return several and all(gate.outcome == "holds" for gate in self.gates)
+        """Whether a set becomes a kernel: several launches, or one of eager's that is slow."""
+        launches = self.subject.launches
+        worth = len(launches) > 1 or self.subject.cost(launches[0]).pattern == "reduction"
+        return worth and not self.unplaced and all(g.outcome == "holds" for g in self.gates)
 
     @property
     def worthwhile(self) -> bool:

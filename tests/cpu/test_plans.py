@@ -8,6 +8,7 @@ from math import prod
 import pytest
 import torch
 
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.support.worker import Worker
@@ -487,3 +488,16 @@ def test_a_norm_and_the_rotation_of_its_pairs_are_one_kernel(worker: Worker) -> 
     inputs = x(5, 30, 24), x(24), x(30, 12)
     assert [plan.schedule for plan in plans_of(rotated, *inputs)][:1] == ["row"]
     assert checked(rotated, inputs, worker) is None
+
+
+def test_a_reduction_alone_is_a_group_where_eager_is_slow() -> None:
+    """Eager reads a group norm twice, and with one block for each group of a sample; not a layer
+    norm."""
+    images = torch.empty(31, 256, 112, 72, dtype=torch.bfloat16, device="meta")
+
+    def groups(function: Callable[..., torch.Tensor], *shape: int) -> list[int]:
+        flow = flow_of(lambda a: function(a, *shape), images)
+        return [len(found.decision.subject.launches) for found in fuse(flow, RULES).groups]
+
+    assert groups(torch.nn.functional.group_norm, 1) == [1]
+    assert groups(lambda a: torch.nn.functional.layer_norm(a, (112, 72))) == []

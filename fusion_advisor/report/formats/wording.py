@@ -134,9 +134,10 @@ def verified(group: GroupRow) -> bool:
 
 
 def launches(group: GroupRow) -> str:
-    """Launches of a group: `9 kernels in one`."""
+    """Launches of a group: `9 kernels in one`, and of one launch that is slow `1 kernel in 2`."""
     left = group.launches - group.impact.launches_saved
-    return f"{group.launches} kernels in {'one' if left == 1 else left}"
+    plural = "s" * (group.launches != 1)
+    return f"{group.launches} kernel{plural} in {'one' if left == 1 else left}"
 
 
 def independent_candidates(report: Report) -> list[GroupRow]:
