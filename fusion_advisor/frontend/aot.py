@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.frontend.decompositions import COMPOSITES
@@ -32,6 +33,9 @@ from fusion_advisor.frontend.expansions import hint, identifier
 from fusion_advisor.frontend.export import Placeholder, Traced, launch
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.support.errors import CaptureError
+
+_VIEW = torch.ops.aten.as_strided.default
+"""Operator by which a result lies in an input that was written."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
     with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
         traced = make_fx(functional(run), decomposition_table=composites())(*values)
     traced.graph.eliminate_dead_code()
-    _refuse_shared_state(traced)
+    _refuse_early_writes(traced)
     lowered = _recorded(traced, _placeholders(module, values))
     _keep_metadata(module, traced)
     return lowered
@@ -65,7 +69,7 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
 def record(module: torch.fx.GraphModule) -> Lowered:
     """Record what a graph that AOTAutograd has made launches, which is one of ATen calls already.
     Raises CaptureError where it cannot be replaced part by part."""
-    _refuse_shared_state(module)
+    _refuse_early_writes(module)
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     return _recorded(module, _placeholders(module, [node.meta["val"] for node in nodes]))
 
@@ -106,17 +110,49 @@ def functional(run: Callable[..., Any]) -> Callable[..., Any]:
         below = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
         with torch._C._ExcludeDispatchKeyGuard(below), FunctionalTensorMode():
             wrapped = pytree.tree_map(to_fun, given)
-            results = pytree.tree_map(from_fun, run(*wrapped))
+            found = run(*wrapped)
             written = [
-                (old, from_fun(new))
+                (old, new)
                 for old, new in zip(given, wrapped, strict=True)
                 if isinstance(new, FunctionalTensor) and has_data_mutation(new)
             ]
-        for old, new in written:
+
+            def value(result: Any) -> Any:
+                """Value of a result; of one that lies in a written input, where it lies."""
+                inside = (old for old, new in written if _in_one_memory(result, new))
+                whole = next(inside, None)
+                return from_fun(result) if whole is None else _Lies(whole, result)
+
+            results = pytree.tree_map(value, found)
+            copies = [(old, from_fun(new)) for old, new in written]
+        for old, new in copies:
             old.copy_(new)
-        return results
+        return pytree.tree_map(lambda each: each() if isinstance(each, _Lies) else each, results)
 
     return functional
+
+
+def _in_one_memory(result: Any, written: torch.Tensor) -> bool:
+    """Whether a result of a functional run lies in an input that it wrote."""
+    if not isinstance(result, FunctionalTensor):
+        return False
+    return result.untyped_storage()._cdata == written.untyped_storage()._cdata
+
+
+@dataclass(frozen=True)
+class _Lies:
+    """Place of a result in an input; the view itself is made once that is written."""
+
+    whole: torch.Tensor
+    result: torch.Tensor
+
+    def __call__(self) -> torch.Tensor:
+        one, other = self.whole, self.result
+        mine, its = ((t.storage_offset(), *t.shape, *t.stride()) for t in (one, other))
+        same = one.dim() == other.dim()
+        if same and all(statically_known_true(a == b) for a, b in zip(mine, its, strict=True)):
+            return one
+        return one.as_strided(other.shape, other.stride(), other.storage_offset())
 
 
 def fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
@@ -153,30 +189,20 @@ def _placeholders(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[P
     ]
 
 
-def _refuse_shared_state(traced: torch.fx.GraphModule) -> None:
-    """Raise CaptureError where a write in place is not at the end, or where a result lies in what
-    is written: a functional graph is not the same to its caller there."""
+def _refuse_early_writes(traced: torch.fx.GraphModule) -> None:
+    """Raise CaptureError where a write in place is not at the end, where only results that lie in
+    what is written may follow: a functional graph is not the same to its caller else."""
     written: list[torch.fx.Node] = []
     for node in traced.graph.nodes:
         if _writes(node):
             written.append(node)
-        elif written and node.op != "output":
+        elif written and node.op != "output" and node.target is not _VIEW:
             raise CaptureError(f"{written[-1].target} writes in place before {node.target}")
-    (output,) = (node for node in traced.graph.nodes if node.op == "output")
-    kept = {_storage(node) for node in output.all_input_nodes} - {None}
-    for node in written:
-        if kept & {_storage(argument) for argument in node.all_input_nodes}:
-            raise CaptureError("it returns a tensor that lies in an input which it writes")
 
 
 def _writes(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and schema.is_mutable
-
-
-def _storage(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _keep_metadata(module: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:

@@ -172,6 +172,8 @@ def apply(
     if isinstance(model, torch.nn.Module):
         unapply(model)
         model.compile(backend=backend, dynamic=dynamic)
+        if hasattr(model, _BY_GENERATE):
+            setattr(model, _BY_GENERATE, _CallOfGenerate(model, backend))
     else:
         done.run = torch.compile(model, backend=backend, dynamic=dynamic)
     if example_inputs is not None or example_kwargs is not None:
@@ -191,6 +193,37 @@ def unapply(model: torch.nn.Module | Callable[..., Any]) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"unapply: {type(model).__name__} is no module; apply changed none")
     model._compiled_call_impl = None
+    vars(model).pop(_BY_GENERATE, None)
+
+
+_BY_GENERATE = "get_compiled_call"
+"""Method by which `generate()` of transformers compiles the call of one token."""
+
+
+@dataclass
+class _CallOfGenerate:
+    """That method of one model, whose calls run kernels. A copy of the model has its own again."""
+
+    model: Any
+    backend: partial[Callable[..., Any]]
+    known: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+
+    def __call__(self, config: Any) -> Callable[..., Any]:
+        """Call for a configuration of transformers; None is the model's default. One that names
+        another compiler than Inductor has it."""
+        config = config or self.model._default_compile_config()
+        if config.backend != "inductor":
+            return getattr(type(self.model), _BY_GENERATE)(self.model, config)
+        if str(config) not in self.known:
+            options = {**self.backend.keywords["options"], **(config.options or {})}
+            self.known[str(config)] = torch.compile(
+                self.model._call_impl, fullgraph=config.fullgraph, dynamic=config.dynamic,
+                backend=partial(self.backend, mode=config.mode, options=options),
+            )  # fmt: skip
+        return self.known[str(config)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.model, _BY_GENERATE)
 
 
 @contextmanager

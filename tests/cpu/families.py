@@ -8,10 +8,13 @@ what each was given and gave, as JSON."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import sys
 import traceback
+import warnings
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -19,6 +22,7 @@ os.environ["FUSION_ADVISOR_STRICT"] = "1"  # a fault of ours, or a launcher that
 
 import torch
 import transformers
+from torch._dynamo.utils import counters
 
 import fusion_advisor as fa
 
@@ -93,6 +97,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES = (*CAUSAL, *OTHERS)
 UNCACHED = "_without_cache"
 """Behind a family's name: called so that it gives no cache."""
+GENERATES = "_generates"
+"""Behind a family's name: `generate()` is called."""
 
 
 def built(family: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -139,11 +145,42 @@ def told(family: str) -> dict[str, Any]:
     }
 
 
+def generated(family: str) -> dict[str, Any]:
+    """What a model writes, with a cache that grows and with one of a fixed size, for which
+    `generate()` compiles the call of one token by itself."""
+    facts: dict[str, Any] = {}
+    for cache in ("dynamic", "static"):
+        torch._dynamo.reset()
+        counters.clear()
+        model, given = built(family)
+        how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        wanted = model.generate(**given, **how, cache_implementation=cache)
+        if cache == "static":
+            how["compile_config"] = transformers.CompileConfig()
+            how["compile_config"]._compile_all_devices = True
+        done = fa.apply(model, inner="eager", device="h200")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.filterwarnings("always", message="fusion_advisor")
+            found = model.generate(**given, **how, cache_implementation=cache)
+        alike = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        facts[cache] = {
+            "same": torch.equal(found, wanted),
+            "kernels": sum(done.kernels.values()),
+            "said": [str(w.message) for w in said if "fusion_advisor" in str(w.message)],
+            "graphs": counters["stats"]["unique_graphs"],
+            "plain": [type(each.get_compiled_call).__name__ for each in alike],
+        }
+        fa.unapply(model)
+        facts[cache]["plain"].append(type(model.get_compiled_call).__name__)
+    return facts
+
+
 def main() -> None:
     for family in sys.argv[1:] or FAMILIES:
         torch._dynamo.reset()
         try:
-            facts = told(family)
+            generates = family.endswith(GENERATES)
+            facts = generated(family.removesuffix(GENERATES)) if generates else told(family)
         except Exception:  # noqa: BLE001 told of each family
             facts = {"raised": traceback.format_exc()}
         print(json.dumps({family: facts}), flush=True)

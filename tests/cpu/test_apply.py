@@ -144,7 +144,7 @@ def holds(facts: Facts) -> None:
 
 @pytest.fixture(scope="module")
 def some_families() -> dict[str, Facts]:
-    return placed("llama", "llama_without_cache")
+    return placed("llama", "llama_without_cache", "llama_generates")
 
 
 def test_kernels_are_in_models_that_are_called_as_everyone_does(
@@ -162,6 +162,20 @@ def test_a_cache_costs_no_kernel(some_families: dict[str, Facts]) -> None:
 
     assert sum(named(some_families["llama"]).values()) == 2 * 2 + 2 + 1
     assert named(some_families["llama"]) == named(some_families["llama_without_cache"])
+
+
+def test_generate_runs_kernels_with_either_cache(some_families: dict[str, Facts]) -> None:
+    """The prompt is one graph, and one token another; a cache that grows has one more, for any
+    length. A fixed cache gives back counters that the graph writes."""
+    facts = some_families["llama_generates"]
+    assert "raised" not in facts, facts["raised"]
+    for cache, graphs, kernels in (("dynamic", 3, 7), ("static", 2, 14)):
+        found = facts[cache]
+        assert found["same"]
+        assert found["said"] == []
+        assert found["graphs"] == graphs
+        assert found["kernels"] >= kernels, "in each of them"
+        assert found["plain"] == ["method"] * 3
 
 
 @pytest.mark.deep

@@ -156,9 +156,9 @@ def test_buffers_are_read_before_they_are_written(scenarios: dict[str, Facts]) -
 
 def test_a_result_stays_in_the_input_that_it_lies_in(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "result_in_a_written_input")
-    assert facts["x"] == 3
-    assert len(facts["said"]) == 1
-    assert "lies in an input" in facts["said"][0]
+    assert facts["x"] == [[3, 3], [3, 5]]
+    assert facts["said"] == []
+    assert facts["taken"]
 
 
 # -- what is said ----------------------------------------------------------------------------------
