@@ -54,6 +54,21 @@ def test_a_summary_fits_one_screen(report: Report, width: int) -> None:
     assert len(lines) <= LINES
 
 
+def test_a_kernel_that_no_check_could_run_has_not_failed() -> None:
+    """Where a graph pins sizes that no interpreter gets through, nothing is known to be wrong."""
+    (group,) = mixed().groups
+    check = group.kernel.check
+    assert check is not None
+
+    def said(**update: object) -> str:
+        failed = check.model_copy(update={"passed": False, "failure": "why", **update})
+        kernel = group.kernel.model_copy(update={"check": failed})
+        return wording.remedy(group.model_copy(update={"kernel": kernel, "route": "triton"}))
+
+    assert said(shapes=[]).endswith("(not checked)")
+    assert said(shapes=["4x4 float32"]).endswith("(check FAILED)")
+
+
 def test_the_summary_says_what_was_asked_and_what_it_comes_to() -> None:
     report = mixed()
     text = "\n".join(printed(document(report)))
