@@ -600,6 +600,23 @@ def test_a_model_may_convert_itself_as_it_is_built(tmp_path: Path, name: str) ->
     assert (weight.dtype, weight.stride) == ("float16", (72, 1, 24, 8))
 
 
+def test_a_model_may_keep_a_sparse_buffer(tmp_path: Path) -> None:
+    """It has no storage, and the constant that it is made of is known while the model is built."""
+    file = tmp_path / "sparse.py"
+    file.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('heads', torch.ones(4, 6).to_sparse(), persistent=False)\n"
+        "    def forward(self, x):\n"
+        "        return torch.exp(x)\n"
+        "def get_inputs():\n"
+        "    return [torch.randn(4, 6)]\n"
+    )
+    assert ops(capture_here(str(file))) == ["exp"]
+
+
 def test_inputs_given_by_name(model_file: str) -> None:
     inputs = (InputSpec("x", (2, 3, 16)), InputSpec("scale", (16,), "float32"))
     graph = capture_here(model_file, Scenario(inputs=inputs))
