@@ -172,20 +172,24 @@ def _call(node: Node, operands: list[str], shape: list[str], device: str, stream
 
 
 def _drawn(op: Op, node: Node, raw: list[str], stream: int, shape: str, device: str) -> str:
-    """A random op with the bits that the kernel draws; arguments that the call leaves out have the
-    meaning's defaults."""
+    """A random op with the bits that the kernel draws."""
+    written = op.reference.format(*_with_defaults(op, raw), dtype=f"torch.{node.out.dtype}")
+    return reference_text(written, node.out.dtype, stream, shape, device)
+
+
+def _with_defaults(op: Op, raw: list[str]) -> list[str]:
+    """Arguments of a call; those that it leaves out have the meaning's defaults."""
     assert op.meaning is not None
     _, *parameters = inspect.signature(op.meaning).parameters.values()
-    given = [*raw, *(repr(parameter.default) for parameter in parameters[len(raw) :])]
-    written = op.reference.format(*given, dtype=f"torch.{node.out.dtype}")
-    return reference_text(written, node.out.dtype, stream, shape, device)
+    return [*raw, *(repr(parameter.default) for parameter in parameters[len(raw) :])]
 
 
 def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:
     template = op.sizes.get(place)
     if not template:
         return raw[place]
-    return template.format(*raw, shape=_tuple(shape), size=" * ".join(shape))
+    size = " * ".join(shape)
+    return template.format(*_with_defaults(op, raw), shape=_tuple(shape), size=size)
 
 
 def _widened(node: Node, number: int) -> str:

@@ -22,6 +22,7 @@ from fusion_advisor.dynamo.custom_ops import substitute
 from fusion_advisor.dynamo.partition import InnerCompiler, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, rewrite
 from fusion_advisor.frontend.aot import composites, record
+from fusion_advisor.frontend.decompositions import eager_dropout
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.rulebook.schema import Device, Rulebook
 
@@ -36,7 +37,8 @@ def with_kernels(
     package; returns the new program and what was done. The program that is given is used up.
     Raises CaptureError where its graph cannot be replaced part by part."""
     rewritten = _rewritten(program, rulebook)
-    program = program.run_decompositions(composites())  # what CUDA runs as several kernels
+    with eager_dropout():
+        program = program.run_decompositions(composites())  # what CUDA runs as several kernels
     lowered = record(program.graph_module)
     before = _results(program)
     division = divide(lowered.graph, device, rulebook, InnerCompiler(take_all=True), ())

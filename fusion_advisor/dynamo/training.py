@@ -23,6 +23,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fusion_advisor.dynamo.custom_ops import introduce
+from fusion_advisor.frontend.decompositions import eager_dropout
 
 Phase = Literal["forward", "backward"]
 
@@ -66,4 +67,5 @@ def through_eager(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=select_decomp_table,
     )
-    return backend(module, inputs)
+    with eager_dropout():  # Inductor drops what a copy is too many
+        return backend(module, inputs)

@@ -3,6 +3,7 @@
 OFFERS = (
     "aot",
     "child",
+    "decompositions",
     "emitted_calls",
     "expansions",
     "export",

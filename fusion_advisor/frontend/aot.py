@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.frontend.decompositions import COMPOSITES
+from fusion_advisor.frontend.decompositions import COMPOSITES, eager_dropout
 from fusion_advisor.frontend.eager_trace import EagerTrace
 from fusion_advisor.frontend.expansions import hint, identifier
 from fusion_advisor.frontend.export import Placeholder, Traced, launch
@@ -57,7 +57,8 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
         with fx_traceback.preserve_node_meta():
             return torch.fx.Interpreter(module).run(*given)
 
-    with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
+    # What CUDA runs as several kernels is taken apart.
+    with fake, eager_dropout(), enable_python_dispatcher():
         traced = make_fx(functional(run), decomposition_table=composites())(*values)
     traced.graph.eliminate_dead_code()
     _refuse_early_writes(traced)

@@ -3,17 +3,21 @@
 Each function calls what ATen's own kernel calls, in its order (torch 2.13, aten/src/ATen/native:
 ReduceOps.cpp for logsumexp, Loss.cpp and cuda/Loss.cpp for losses). `binary_cross_entropy` stays
 whole, with the bytes of its two passes: alone, its first pass asserts inputs between 0 and 1.
+`eager_dropout` keeps torch's own decomposition of dropout from launching what eager does not.
 """
 
 # torch.ops is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -83,3 +87,21 @@ PRIMITIVES: dict[str, Callable[..., Tensor]] = {
 }
 """Calls of ATen for what Inductor's decompositions call instead, by name: not every release has
 every one."""
+
+
+@contextmanager
+def eager_dropout() -> Generator[None, None, None]:
+    """While active, dropout that is off gives its input, as ATen's kernel does. What torch's
+    dispatcher in Python runs instead gives a copy, which eager never launches."""
+    operator = aten.dropout.default
+    kernels = {key: partial(_dropout, kernel) for key, kernel in operator.py_kernels.items()}
+    with mock.patch.dict(operator.py_kernels, kernels):
+        operator._dispatch_cache.clear()
+        try:
+            yield
+        finally:
+            operator._dispatch_cache.clear()
+
+
+def _dropout(drawn: Callable[..., Tensor], x: Tensor, p: float, train: bool | None) -> Tensor:
+    return drawn(x, p, train) if train and p else x

@@ -659,6 +659,8 @@ def _arg(value: Any, made: Mapping[Slot, TracedValue]) -> Any:
         return hint(value)
     if isinstance(value, complex):
         return Symbol(repr(value))
+    if isinstance(value, torch.nn.Module):  # the body of a higher-order operator
+        return Symbol(type(value).__name__)
     return Symbol(str(value))
 
 

@@ -30,6 +30,7 @@ import torch
 import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.fx import traceback as fx_traceback
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
@@ -135,7 +136,7 @@ def trace(
                 own_kernels(module, references),
                 _tracing(grad, attempt.masks, autocast, recorder) as seen,
             ):
-                result = attempt.run()
+                result = _without_levels(attempt.run(), fake)
         except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
             failures.append((attempt.name, error))
             continue
@@ -230,6 +231,24 @@ def _export(
         if isinstance(value, torch.Tensor):
             describe(value)
     return from_program(program)
+
+
+def _without_levels(traced: Traced, fake: FakeTensorMode) -> Traced:
+    """The graph with the operators that `torch.vmap` makes of a function's, where torch's tracer
+    has kept the function's own between calls that open and close a level."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    nodes = traced.module.graph.nodes
+    if not any("functorch" in getattr(node.target, "__module__", "") for node in nodes):
+        return traced
+
+    def run(*given: Any) -> Any:
+        with fx_traceback.preserve_node_meta():
+            return torch.fx.Interpreter(traced.module).run(*given)
+
+    with fake:
+        traced.module = make_fx(run)(*(each.value for each in traced.placeholders))
+    return traced
 
 
 def from_program(program: torch.export.ExportedProgram) -> Traced:

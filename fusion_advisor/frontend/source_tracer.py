@@ -73,7 +73,8 @@ class Recorder:
         bound = {name for code in codes for name in _bound(code)}
         modules = {path: _held(child, named, bound) for path, child in self._module.named_modules()}
         return Trail(
-            tuple(self._activations), tuple(self._steps), placeholders, modules=modules
+            tuple(self._activations), tuple(self._steps), placeholders,
+            modules=modules, tied=_tied(self._module),
         )  # fmt: skip
 
     def evaluated(self, frame: FrameType | None) -> int | None:
@@ -164,6 +165,15 @@ class Recorder:
 def position(frame: FrameType) -> Span | None:
     """The expression that a frame is evaluating."""
     return _positions(frame.f_code)[frame.f_lasti // 2]
+
+
+def _tied(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """All paths of each parameter or buffer that has several, by each of them."""
+    paths: dict[int, list[str]] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for path, tensor in named(remove_duplicate=False):
+            paths.setdefault(id(tensor), []).append(path)
+    return {path: tuple(same) for same in paths.values() if len(same) > 1 for path in same}
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,8 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -40,6 +41,7 @@ from fusion_advisor.support.files import missing
 aten = torch.ops.aten
 
 _CONSTANT_ELEMENTS = 1 << 16
+_HIGHER_ORDER: Any = torch._ops.HigherOrderOperator
 _FACTORIES = {
     aten.linspace.default,
     aten.arange.default,
@@ -75,11 +77,29 @@ class Loaded:
     """The optimizer of given parameters, where the model's file defines one."""
 
 
+class _Constants(FakeTensorConverter):
+    """Constants behind fake tensors. What has no storage, as a sparse tensor, shares none of
+    theirs: torch's own class asks for its storage, which raises."""
+
+    def invalidate_constant_aliases(self, tensor: torch.Tensor) -> None:
+        if tensor.layout == torch.strided:
+            super().invalidate_constant_aliases(tensor)
+
+
 class HostFakeMode(FakeTensorMode):
     """Fake tensors that remember small constants, so that `linspace(...)[i].item()` is a number."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.fake_tensor_converter = _Constants()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, _HIGHER_ORDER) and func not in registered_hop_fake_fns:
+            # torch looks for the rule of a mode by its very class
+            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def may_turn_const(self, t: torch.Tensor) -> bool:
         return (

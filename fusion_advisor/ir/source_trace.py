@@ -87,10 +87,12 @@ class ModuleAttributes:
 class Trail:
     """Steps of a trace in order. `placeholders` are the graph's, by their paths in the model
     (`layers.0.weight`) or by the names of inputs; `values` says which output of which node a word
-    stands for; `modules` are by path, with the values of the attributes that the code names."""
+    stands for; `modules` are by path, with the values of the attributes that the code names. `tied`
+    has all paths of a parameter or buffer that has several, by each of them."""
 
     activations: tuple[Activation, ...]
     steps: tuple[Evaluation | Moment, ...]
     placeholders: tuple[str, ...] = ()
     values: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     modules: dict[str, ModuleAttributes] = field(default_factory=dict[str, ModuleAttributes])
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

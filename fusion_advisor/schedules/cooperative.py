@@ -15,7 +15,7 @@ from math import prod
 
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Refused, Step, check_room
+from fusion_advisor.schedules.base import Plan, Refused, Step, check_room, power_of_two
 from fusion_advisor.schedules.layout import Group, reach
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
@@ -51,7 +51,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
     kept = _kept_bytes(laid)
     part = 1 << min(numbers.part_bytes.count // kept, numbers.part_elements.count).bit_length() - 1
-    warps = max(part * kept // (numbers.thread_bytes.count * device.warp_size), 1)
+    warps = power_of_two(part * kept // (numbers.thread_bytes.count * device.warp_size))
     together = max(numbers.waiting_kernels.count, min(numbers.rows_at_once.count, laid.count))
     most = resident(device, warps) // together
     part = _part(laid, part, most, device, rulebook)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from fusion_advisor.frontend.child import InputSpec, Scenario, capture_here, capture_module
@@ -487,6 +488,24 @@ def test_a_branch_that_depends_on_data_is_one_clear_line() -> None:
         captured(forward, torch.randn(4))
 
 
+def test_a_mapped_function_is_the_operators_of_the_whole() -> None:
+    graph = captured(lambda x: torch.vmap(lambda a: a.exp() @ a)(x), torch.randn(4, 8, 8))
+    assert {"exp", "bmm"} < {*ops(graph)}
+    assert graph.nodes[-1].out.shape == (4, 8, 8)
+
+
+def test_attention_under_a_mask_of_blocks_is_one_node() -> None:
+    """torch makes such a mask by mapping a function of four positions."""
+
+    def masked(x: Tensor) -> Tensor:
+        mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 256, 256, device="cpu")
+        return flex_attention(x.exp(), x, x, block_mask=mask)  # type: ignore[return-value]
+
+    launched = [n.op for n in captured(masked, torch.randn(2, 2, 256, 16)).nodes]
+    assert "higher_order.flex_attention" in launched
+    assert "aten.exp.default" in launched
+
+
 def test_an_output_that_export_refuses_falls_back() -> None:
     class Answer:
         def __init__(self, value: Tensor) -> None:
@@ -598,6 +617,23 @@ def test_a_model_may_convert_itself_as_it_is_built(tmp_path: Path, name: str) ->
     graph = capture_here(f"{file}:{name}")
     weight = next(n.out for n in graph.nodes if n.name.endswith("conv_weight"))
     assert (weight.dtype, weight.stride) == ("float16", (72, 1, 24, 8))
+
+
+def test_a_model_may_keep_a_sparse_buffer(tmp_path: Path) -> None:
+    """It has no storage, and the constant that it is made of is known while the model is built."""
+    file = tmp_path / "sparse.py"
+    file.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('heads', torch.ones(4, 6).to_sparse(), persistent=False)\n"
+        "    def forward(self, x):\n"
+        "        return torch.exp(x)\n"
+        "def get_inputs():\n"
+        "    return [torch.randn(4, 6)]\n"
+    )
+    assert ops(capture_here(str(file))) == ["exp"]
 
 
 def test_inputs_given_by_name(model_file: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import fusion_advisor as fa
+from fusion_advisor.dynamo.backend import Outcome, fusion_advisor
 
 from . import spawned
 
@@ -32,6 +34,22 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(1024, 4096)]
+"""
+BRANCHES = """
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, flag):
+        x = torch.cond(flag.sum() > 0, torch.sin, torch.cos, (x,))
+        y = torch.sigmoid(x * 2) + x
+        y = flex_attention(y, y, y)
+        return torch.sigmoid(y) * y
+
+
+def get_inputs():
+    return [torch.randn(4, 8, 1024, 64), torch.ones(2)]
 """
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
@@ -103,6 +121,39 @@ def test_a_kernel_of_too_many_tensors_costs_no_other() -> None:
     would = fa.apply(combined, [torch.empty(256, 256) for _ in range(70)], **HOW)
     assert would.kernels == {"softmax": 1}
     assert [*would.refused.values()] == ["takes 70 tensors, where an operator takes 64"]
+
+
+class Dropped(nn.Module):
+    """A residual norm behind dropout that is off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.drop, self.norm = nn.Linear(256, 256), nn.Dropout(0.1), nn.LayerNorm(256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.drop(self.up(x)))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_dropout_that_is_off_launches_nothing(grad: bool) -> None:
+    """As in eager. What torch's tracers make of it, a copy, would be saved by a kernel that joins
+    it to what no kernel is needed for."""
+    told: list[Outcome] = []
+    options = {"inner": "eager", "device": "h200"}
+    backend = partial(fusion_advisor, dry=True, options=options, on_outcome=told.append)
+    with torch.set_grad_enabled(grad):
+        torch.compile(Dropped().eval(), backend=backend)(torch.empty(64, 256))
+    launched = [node.op for node in told[0].report.nodes] if told[0].report else []
+    assert "aten.addmm.default" in launched
+    assert "aten.clone.default" not in launched
+
+
+def test_higher_order_operators_are_called_on_fake_tensors(folder: Path) -> None:
+    """torch looks for the rule of a mode by its class, and the dry run's is its own."""
+    (folder / "branches.py").write_text(BRANCHES)
+    done = spawned.command("apply", "branches.py", "--inner", "eager", "--json", "-", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kernels"].keys() >= {"mul_sigmoid_add", "silu"}
 
 
 def test_an_exception_of_the_model_is_the_callers() -> None:

@@ -105,6 +105,28 @@ def test_statements_become_a_call(tmp_path: Path) -> None:
     """).replace("'''", '"""')
 
 
+def test_a_tied_weight_is_read_where_the_statements_read_it(tmp_path: Path) -> None:
+    """A model that is untied afterwards has two weights, and its statements read this one."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words = nn.Embedding(512, 256)
+                self.head = nn.Linear(256, 512, bias=False)
+                self.words.weight = self.head.weight
+
+            def forward(self, ids):
+                x = self.words(ids) * 2
+                y = torch.sigmoid(x) + x
+                return self.head(y)
+        """,
+        shape="64, 512, dtype=torch.int64",
+    )
+    assert "y = fused_model.embedding_mul_sigmoid_add(self.words.weight, ids)" in changed(patch)
+
+
 def test_a_function_is_given_what_its_statements_read(tmp_path: Path) -> None:
     """What the file defines, local names, attributes of modules, the results of what stays; of two
     results both. What it imports of torch and the standard library is imported."""

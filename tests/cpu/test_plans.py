@@ -286,6 +286,13 @@ def test_rows_shared_by_most_of_the_device_are_walked_twice() -> None:
     assert best(double, x(1, 524_288)).schedule == "cooperative"
 
 
+def test_a_part_of_three_operands_has_a_power_of_two_of_warps() -> None:
+    """Triton takes no other number; six bytes of each place are kept, and parts are powers."""
+    narrow = [x(2, 960, 32, 32, dtype=torch.float16) for _ in range(3)]
+    plan = best(lambda a, b, c: torch.nn.functional.group_norm(a + b + c, 32), *narrow)
+    assert [(plan.schedule, step.warps) for step in plan.steps] == [("cooperative", 4)]
+
+
 # -- windows that are cut off at the rim -----------------------------------------------------------
 
 

@@ -415,7 +415,7 @@ CREATIONS: dict[str, tuple[Sample, ...]] = {
     "aten.scalar_tensor.default": (S(1.5),),
     "aten.arange.default": (S(33),),
     "aten.arange.start": (S(2, 35),),
-    "aten.arange.start_step": (S(2, 68, 2), S(0.5, 33.5, 1.0)),
+    "aten.arange.start_step": (S(2, 68, 2), S(0.5, 33.5, 1.0), S(2, 35)),
     "aten.full_like.default": (S(X, 1.5),),
     "aten.fill.Scalar": (S(X, 1.5), S(X, 2)),
     "aten.zero.default": (S(X),),

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from fusion_advisor.report.formats import wording
 from fusion_advisor.report.formats.text import LINES, document, several
-from fusion_advisor.report.schema import AdviceRow, BenchRow, LineRow, Report
+from fusion_advisor.report.schema import AdviceRow, BenchRow, CheckRow, LineRow, Report
 
 from ..sample_reports import layered
 from .test_report import mixed
@@ -52,6 +52,22 @@ def test_a_summary_fits_one_screen(report: Report, width: int) -> None:
     said = [f"{name}: a line of it" for name in reports]
     lines = printed(several(dict.fromkeys(reports, 1.0), reports, [*said, "all: one"]), width)
     assert len(lines) <= LINES
+
+
+def test_a_kernel_that_no_check_could_run_has_not_failed() -> None:
+    """Where a graph pins sizes that no interpreter gets through, nothing is known to be wrong."""
+    (group,) = mixed().groups
+
+    def said(*shapes: str) -> str:
+        check = CheckRow(
+            where="interpreter", shapes=[*shapes], seeds=6, max_error=0.0, eager_error=0.0,
+            tolerance=0.0, passed=False, failure="why",
+        )  # fmt: skip
+        kernel = group.kernel.model_copy(update={"check": check, "file": "kernels/cos.py"})
+        return wording.remedy(group.model_copy(update={"kernel": kernel, "route": "triton"}))
+
+    assert said() == "kernels/cos.py (not checked)"
+    assert said("4x4 float32") == "kernels/cos.py (check FAILED)"
 
 
 def test_the_summary_says_what_was_asked_and_what_it_comes_to() -> None:

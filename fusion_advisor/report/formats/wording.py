@@ -595,8 +595,9 @@ def remedy(row: GroupRow | AdviceRow) -> str:
     kernel = row.kernel.file or row.kernel.entry
     if kernel is None:
         return "no kernel" + (f" ({row.kernel.why})" if row.kernel.why else "")
-    proof = "not checked" if row.kernel.check is None else "check FAILED"
-    proof = "checked" if verified(row) else proof
+    check = row.kernel.check
+    ran = check is not None and check.shapes  # none where no case fits into the interpreter
+    proof = "checked" if verified(row) else "check FAILED" if ran else "not checked"
     if row.route == "inductor":
         return f"torch.compile fuses it, or {kernel} ({proof})"
     return f"{kernel} ({proof})"

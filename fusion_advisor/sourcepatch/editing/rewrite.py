@@ -523,12 +523,18 @@ class _Rewriter:
         return found
 
     def _path(self, ref: Ref, names: dict[str, str]) -> str | None:
-        """A parameter or buffer as an attribute of a module that a name holds."""
+        """A parameter or buffer as an attribute of a module that a name holds; a tied one as the
+        module that reads it calls it, since the model may be untied."""
         trail, word = self._sources.trail, self._sources.word(ref)
         kind = self._flow.nodes[self._flow.position[ref.node]].kind
         if not word.startswith("@") or kind not in ("parameter", "buffer"):
             return None
-        return attribute(trail.placeholders[int(word[1:])], names)
+        path = trail.placeholders[int(word[1:])]
+        reading = {
+            self._flow.nodes[i].module for i in self._inside if ref in self._flow.operands[i]
+        }
+        own = (each for each in trail.tied.get(path, ()) if each.rpartition(".")[0] in reading)
+        return attribute(next(own, path), names)
 
     def _names(self, statement: ast.stmt) -> dict[str, str]:
         """The words of the names as a statement begins, in the source as it is."""
