@@ -161,14 +161,23 @@ def generated(family: str) -> dict[str, Any]:
         done = fa.apply(model, inner="eager", device="h200")
         with warnings.catch_warnings(record=True) as said:
             warnings.filterwarnings("always", message="fusion_advisor")
-            found = model.generate(**given, **how, cache_implementation=cache)
+            found = model.generate(
+                **given, **how, cache_implementation=cache, return_dict_in_generate=True
+            )
         alike = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
         facts[cache] = {
-            "same": torch.equal(found, wanted),
+            "same": torch.equal(found.sequences, wanted),
             "kernels": sum(done.kernels.values()),
             "said": [str(w.message) for w in said if "fusion_advisor" in str(w.message)],
             "graphs": counters["stats"]["unique_graphs"],
             "plain": [type(each.get_compiled_call).__name__ for each in alike],
+            "fixed": [
+                hasattr(tensor, "_dynamo_static_input_type")
+                for layer in found.past_key_values.layers
+                for tensor in (layer.keys, layer.values, layer.cumulative_length)
+            ]
+            if cache == "static"
+            else [],
         }
         fa.unapply(model)
         facts[cache]["plain"].append(type(model.get_compiled_call).__name__)

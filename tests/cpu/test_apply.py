@@ -176,6 +176,7 @@ def test_generate_runs_kernels_with_either_cache(some_families: dict[str, Facts]
         assert found["graphs"] == graphs
         assert found["kernels"] >= kernels, "in each of them"
         assert found["plain"] == ["method"] * 3
+    assert facts["static"]["fixed"] == [True] * 6, "else CUDA graphs leave it"
 
 
 @pytest.mark.deep
