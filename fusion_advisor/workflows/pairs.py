@@ -1,0 +1,186 @@
+"""Pairs: a group of the forward pass with its backward, as one file of kernels.
+
+    group → its statements → forward and backward graphs → fused each → one file
+
+The group stays as it is, with the reason, where it has no such file: its launcher then runs its
+eager statements where a gradient is required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from math import inf
+from typing import Any
+
+import torch
+
+from fusion_advisor.codegen.emit import emit, written
+from fusion_advisor.codegen.kernel_file import KernelFile
+from fusion_advisor.codegen.pair import Pair, Pass, paired
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.frontend.pairs import Parted, part
+from fusion_advisor.fusion.decide import Decision, decide, subject_of
+from fusion_advisor.fusion.findings import Finding
+from fusion_advisor.ir.graph import Graph, Ref
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.rulebook.schema import Device, Rulebook
+from fusion_advisor.support.errors import CaptureError
+
+
+def pair_of(
+    finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool = False
+) -> Kernel | str:
+    """File of a group with its backward, from the `kernel` of the group alone; or the reason why
+    there is none."""
+    try:
+        return _paired(finding, kernel, rulebook, full_size=full_size)
+    except (CaptureError, NotExpressible, ValueError) as error:
+        return " ".join(str(error).split())
+
+
+def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool) -> Kernel:
+    subject = finding.decision.subject
+    flow, expressed = subject.flow, subject.expressed
+    assert expressed is not None  # it has a kernel
+    if expressed.draws:
+        raise ValueError("it draws random numbers, which backward would have to draw again")
+    given = _given_gradients(flow)
+    wanted = [n for n, ref in enumerate(expressed.inputs) if ref in given]
+    if not wanted:
+        raise ValueError("none of its inputs requires a gradient")
+    inputs = [*zip(kernel.inputs, expressed.region.inputs, strict=True)]
+    parted = part(_function(kernel.yardstick), inputs, wanted)
+    if parted.kept_bytes > parted.eager_bytes:
+        raise ValueError(
+            f"it would keep {parted.kept_bytes} B for backward, and eager {parted.eager_bytes} B"
+        )
+    proofs: list[Kernel] = []
+
+    def run(graph: Graph, which: str, most: int) -> Pass:
+        decisions = _covering(graph, subject.device, rulebook, most)
+        files: list[KernelFile] = []
+        for number, each in enumerate(decisions):
+            name = f"{kernel.name}_{which}{f'_{number}' * (len(decisions) > 1)}"
+            files.append(written(each.subject.flow, each, name, rulebook))
+            proofs.append(emit(each.subject.flow, each, name, rulebook))
+        return Pass(graph, tuple(files))
+
+    pair = Pair(
+        run(parted.forward, "forward", 1),
+        run(parted.backward, "backward", rulebook.pairs.launchers.count),
+        parted.origins,
+        parted.gradients,
+    )
+    file = written(flow, finding.decision, kernel.name, rulebook)
+    made = paired(kernel, file, pair, _note(pair, parted), rulebook, full_size=full_size)
+    return replace(made, parts=tuple(proofs))
+
+
+def _note(pair: Pair, parted: Parted) -> str:
+    """Line of the file that says what its backward takes."""
+    launches = sum(len(file.kernels) for file in pair.backward.files)
+    return (
+        f"Trains: backward is {launches} launch{'es' * (launches != 1)}; {parted.kept_bytes} B are"
+        f" alive for it, in eager {parted.eager_bytes} B."
+    )
+
+
+def _function(text: str) -> Callable[..., Any]:
+    """The eager statements of a group, from their text."""
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(text, "<the group's statements>", "exec"), scope)
+    return scope["reference"]
+
+
+def _given_gradients(flow: Dataflow) -> set[Ref]:
+    """Tensors that autograd gives a gradient to: parameters and inputs that require one, and what
+    is computed from them. Where no floating input says so, all of them do."""
+    graph = flow.annotated.graph
+    floats = [n.name for n in graph.nodes if n.kind == "input" and "float" in n.out.dtype]
+    roots = {*graph.trained} | ({*floats} if {*floats}.isdisjoint(graph.trained) else set())
+    found: set[Ref] = set()
+    for number, node in enumerate(flow.nodes):
+        follows = node.op != "aten.detach.default" and not found.isdisjoint(flow.operands[number])
+        if node.name in roots or (node.kind == "call" and follows):
+            found |= {
+                Ref(node.name, n)
+                for n, tensor in enumerate(node.outputs)
+                if tensor is not None and "float" in tensor.dtype
+            }
+    return found
+
+
+_Results = tuple[Ref, ...]
+
+
+def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> list[Decision]:
+    """Sets of launches that make all results of a graph, each from the graph's inputs alone: what
+    several need, each makes again. Results are made together where that is predicted to take less
+    time. Raises ValueError where a set has no kernel, or there are more than `most`."""
+    whole = dataflow(graph, device)
+    bases = dict.fromkeys(whole.base(ref) for ref in graph.outputs)
+    made = tuple(ref for ref in bases if whole.launches(whole.position[ref.node]))
+
+    @cache
+    def decided(refs: _Results) -> Decision:
+        return _with_views(_deciding(_making(graph, refs), device, rulebook))
+
+    def together(one: _Results, other: _Results) -> _Results:
+        return tuple(ref for ref in made if ref in one or ref in other)
+
+    def saved_us(pair: tuple[_Results, _Results]) -> float:
+        try:
+            return sum(decided(each).fused_us for each in pair) - decided(together(*pair)).fused_us
+        except ValueError:  # no kernel makes both
+            return -inf
+
+    sets = [made] if made and most == 1 else [(ref,) for ref in made]
+    while len(sets) > 1:
+        pair = max(combinations(sets, 2), key=saved_us)
+        if saved_us(pair) < 0.0:
+            break
+        sets = [*(each for each in sets if each not in pair), together(*pair)]
+    if len(sets) > most:
+        raise ValueError(f"its gradients take {len(sets)} kernels, more than {most}")
+    return [*map(decided, sets)]
+
+
+def _making(graph: Graph, refs: _Results) -> Graph:
+    """The part of a graph that makes some tensors."""
+    needed = {ref.node for ref in refs}
+    for node in reversed(graph.nodes):
+        if node.name in needed:
+            needed |= {ref.node for ref in node.refs()}
+    return replace(graph, nodes=tuple(n for n in graph.nodes if n.name in needed), outputs=refs)
+
+
+def _deciding(graph: Graph, device: Device, rulebook: Rulebook) -> Decision:
+    """Decision on all launches of a graph."""
+    flow = dataflow(graph, device)
+    return decide(flow, filter(flow.launches, range(len(flow.nodes))), rulebook)
+
+
+def _with_views(decision: Decision) -> Decision:
+    """The set with the views that lead to it: a file takes tensors as the graph has them. Raises
+    ValueError where it has no kernel."""
+    flow, found = decision.subject.flow, {*decision.subject.launches}
+
+    def add(ref: Ref) -> None:
+        number = flow.position[ref.node]
+        if flow.is_view(number) and number not in found:
+            found.add(number)
+            for operand in flow.operands[number]:
+                add(operand)
+
+    for number in decision.subject.launches:
+        for ref in flow.operands[number]:
+            add(ref)
+    subject = subject_of(flow, found, decision.subject.rulebook)
+    if subject.plan is None:
+        refused = decision.deciding
+        raise ValueError(f"a part of it has no kernel: {refused.why if refused else 'no plan'}")
+    return replace(decision, subject=replace(subject, launches=decision.subject.launches))
