@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -87,6 +88,7 @@ def part(
             decomposition_table=_table(),
         )(given, tangents)
         _leave_out_detached(traced)
+        _count_elements(traced)
         with functorch.patch(
             ban_recompute_used_far_apart=False,
             ban_recompute_long_fusible_chains=False,
@@ -185,6 +187,37 @@ def _leave_out_detached(traced: torch.fx.GraphModule) -> None:
     """Remove `detach`, which the partitioner takes for a value that cannot be made again."""
     for node in traced.graph.find_nodes(op="call_function", target=aten.detach.default):
         node.replace_all_uses_with(node.args[0])
+        traced.graph.erase_node(node)
+
+
+def _count_elements(traced: torch.fx.GraphModule) -> None:
+    """Divide the gradient of a mean by the number of its elements, counted, not by a number that is
+    one size's alone."""
+    for node in traced.graph.find_nodes(op="call_function", target=aten.div.Scalar):
+        spread, number = node.args
+        if spread.target is not aten.expand.default:
+            continue
+        shape, before = spread.meta["val"].shape, spread.args[0].meta["val"].shape
+        before = (1,) * (len(shape) - len(before)) + tuple(before)
+        dims = [dim for dim, size in enumerate(before) if size == 1 and shape[dim] > 1]
+        if number != prod(shape[dim] for dim in dims):
+            continue
+        dtype = spread.meta["val"].dtype
+        wide = torch.promote_types(dtype, torch.float32)
+
+        def put(name: str, operator: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+            made = traced.graph.create_node("call_function", operator, args, kwargs, name)
+            values = torch.fx.node.map_arg(args, lambda each: each.meta["val"])
+            made.meta["val"] = operator(*values, **kwargs)
+            return made
+
+        with traced.graph.inserting_before(node):
+            ones = put("ones", aten.ones_like.default, spread, dtype=wide)
+            numel = put("numel", aten.sum.dim_IntList, ones, dims, True)
+            share = put("share", aten.div.Tensor, spread, numel)
+            if share.meta["val"].dtype is not dtype:
+                share = put("share", aten._to_copy.default, share, dtype=dtype)
+        node.replace_all_uses_with(share)
         traced.graph.erase_node(node)
 
 

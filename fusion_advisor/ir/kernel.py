@@ -92,8 +92,6 @@ class Kernel:
     equal; empty: the file's own is used."""
     gradients: tuple[int, ...] = ()
     """Inputs of which the file makes the gradient, too."""
-    parts: tuple[Kernel, ...] = ()
-    """Kernels of the file, each as a file of its own, with its own cases; () where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

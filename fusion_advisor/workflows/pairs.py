@@ -9,7 +9,7 @@ eager statements where a gradient is required.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from math import inf
@@ -31,9 +31,18 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.support.errors import CaptureError
 
 
+@dataclass(frozen=True)
+class WholePair:
+    """File of a group with its backward, and its kernels each as a file of its own, with which its
+    own cases are checked."""
+
+    kernel: Kernel
+    parts: tuple[Kernel, ...]
+
+
 def pair_of(
     finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool = False
-) -> Kernel | str:
+) -> WholePair | str:
     """File of a group with its backward, from the `kernel` of the group alone; or the reason why
     there is none."""
     try:
@@ -42,7 +51,7 @@ def pair_of(
         return " ".join(str(error).split())
 
 
-def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool) -> Kernel:
+def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool) -> WholePair:
     subject = finding.decision.subject
     flow, expressed = subject.flow, subject.expressed
     assert expressed is not None  # it has a kernel
@@ -58,7 +67,7 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: 
         raise ValueError(
             f"it would keep {parted.kept_bytes} B for backward, and eager {parted.eager_bytes} B"
         )
-    proofs: list[Kernel] = []
+    parts: list[Kernel] = []
 
     def run(graph: Graph, which: str, most: int) -> Pass:
         decisions = _covering(graph, subject.device, rulebook, most)
@@ -66,7 +75,7 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: 
         for number, each in enumerate(decisions):
             name = f"{kernel.name}_{which}{f'_{number}' * (len(decisions) > 1)}"
             files.append(written(each.subject.flow, each, name, rulebook))
-            proofs.append(emit(each.subject.flow, each, name, rulebook))
+            parts.append(emit(each.subject.flow, each, name, rulebook))
         return Pass(graph, tuple(files))
 
     pair = Pair(
@@ -77,7 +86,7 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: 
     )
     file = written(flow, finding.decision, kernel.name, rulebook)
     made = paired(kernel, file, pair, _note(pair, parted), rulebook, full_size=full_size)
-    return replace(made, parts=tuple(proofs))
+    return WholePair(made, tuple(parts))
 
 
 def _note(pair: Pair, parted: Parted) -> str:
