@@ -28,7 +28,7 @@ from fusion_advisor.shipped.files import HOST
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassFiles:
     """One of the two graphs with the files of its kernels, in the order in which they run."""
 
     graph: Graph
@@ -50,12 +50,12 @@ class Pass:
     def _returned(self, texts: Mapping[Ref, str], ref: Ref) -> str:
         """A result as it is returned: a sum over rows loses its dimensions of one place."""
         nodes = {node.name: node for node in self.graph.nodes}
-        shape, base = nodes[ref.node].outputs[ref.output].shape, ref
+        shape, base = nodes[ref.node].out.shape, ref
         while base not in texts:
             base = next(nodes[base.node].refs(), None)
             if base is None:
                 raise ValueError(f"no kernel makes {ref.node}")
-        whole = nodes[base.node].outputs[base.output].shape
+        whole = nodes[base.node].out.shape
         if shape == whole:
             return texts[base]
         if shape != tuple(size for size in whole if size > 1):
@@ -75,8 +75,8 @@ class Pair:
     """Both passes of a group. `origins` has the source of each input of the backward graph, and
     `gradients` the inputs of the group whose gradients that returns."""
 
-    forward: Pass
-    backward: Pass
+    forward: PassFiles
+    backward: PassFiles
     origins: tuple[tuple[str, int], ...]
     gradients: tuple[int, ...]
 
@@ -96,14 +96,12 @@ class Pair:
         return [*found]
 
 
-def paired(
-    kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Rulebook, *, full_size: bool
-) -> Kernel:
+def paired(kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Rulebook) -> Kernel:
     """File of a group with its backward, from the `kernel` and `file` of the group alone. The
     `note` stands in the docstring. Raises ValueError for a tensor that no kernel makes."""
     files = (*pair.forward.files, *pair.backward.files)
     held = [(file.input_names[n], d, size) for kind, n, d, size in pair.held if kind == "input"]
-    made = cases(replace(file, held=(*file.held, *held)), rulebook, full_size)
+    made = cases(replace(file, held=(*file.held, *held)), rulebook, full_size=False)
     made = tuple(
         replace(case, loaded_bytes=None, stored_bytes=None, loads=None, stores=None)
         for case in made

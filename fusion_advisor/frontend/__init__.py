@@ -7,6 +7,7 @@ OFFERS = (
     "expansions",
     "export",
     "loading",
+    "pairs",
     "replay",
     "session",
     "signature",

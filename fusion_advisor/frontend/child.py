@@ -318,9 +318,7 @@ def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
 
 def _trained(placeholders: Sequence[Placeholder]) -> tuple[str, ...]:
     """Names of the tensors that require a gradient."""
-    return tuple(
-        each.name for each in placeholders if getattr(each.value, "requires_grad", False)
-    )
+    return tuple(each.name for each in placeholders if getattr(each.value, "requires_grad", False))
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -72,7 +72,7 @@ def part(
         def joint(primals: Any, tangents: Any) -> Any:
             with torch.enable_grad():
                 made = _as_tuple(reference(*primals))
-                found = torch.autograd.grad(
+                found: Any = torch.autograd.grad(
                     [made[n] for n in roots],
                     [primals[n] for n in sorted(wanted)],
                     tangents,
@@ -80,13 +80,13 @@ def part(
                 )
             pairs = zip(sorted(wanted), found, strict=True)
             reached[:] = [n for n, each in pairs if each is not None]
-            return *made, *(each for each in found if each is not None)
+            return *made, *(found[sorted(wanted).index(n)] for n in reached)
+
+        def step(primals: Any, tangents: Any) -> Any:  # whose names the partitioner goes by
+            return functional(joint)(primals, tangents)
 
         tangents = [torch.empty_like(results[n]).detach() for n in roots]
-        traced = make_fx(
-            lambda primals, tangents: functional(joint)(primals, tangents),
-            decomposition_table=_table(),
-        )(given, tangents)
+        traced = make_fx(step, decomposition_table=_table())(given, tangents)
         _leave_out_detached(traced)
         _count_elements(traced)
         with functorch.patch(
@@ -207,7 +207,7 @@ def _count_elements(traced: torch.fx.GraphModule) -> None:
 
         def put(name: str, operator: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
             made = traced.graph.create_node("call_function", operator, args, kwargs, name)
-            values = torch.fx.node.map_arg(args, lambda each: each.meta["val"])
+            values = (arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args)
             made.meta["val"] = operator(*values, **kwargs)
             return made
 

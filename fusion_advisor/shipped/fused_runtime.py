@@ -26,7 +26,6 @@ import torch
 import triton
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -168,8 +167,12 @@ def trained(backward, reference, gradients, results):
                 return made if results > 1 else made[0]
 
             @staticmethod
-            @once_differentiable
             def backward(ctx, *given):
+                if torch.is_grad_enabled() and not isinstance(given[0], TRACED):
+                    raise RuntimeError(
+                        f"{forward.__name__}: its gradients have none (create_graph=True): "
+                        "run the model's own statements where they are needed"
+                    )
                 found = backward(ctx.saved_tensors, [*map(in_layout, given, ctx.layouts)])
                 found = dict(zip(gradients, found, strict=True))
                 asked = zip(names, ctx.needs_input_grad, strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.ir.kernel import Case, Kernel
+from fusion_advisor.ir.kernel import Case, Criterion, Kernel
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.verify.launches import poisoned_outputs
 from fusion_advisor.verify.references import truth
@@ -27,7 +27,7 @@ def check_gradients(
     yardstick: Callable[..., Any],
     case: Case,
     drawn: Callable[[int], Tensors],
-    criterion: Any,
+    criterion: Criterion,
 ) -> Error:
     """Compare the gradients of a file's function with those of its graph, for one draw of a case;
     `drawn` gives the inputs of a draw. Raises KernelFault where they differ."""
@@ -54,10 +54,11 @@ def gradients_of(call: Callable[..., Any], kernel: Kernel, seed: int) -> Callabl
         with torch.enable_grad():
             results = as_tuple(call(*leaves))
             arriving = _arriving(results, kernel.outputs, seed)
-            roots = [(root, own) for root, own in zip(results, arriving, strict=True) if root.grad_fn]
-            wanted = [leaves[number] for number in kernel.gradients]
-            roots, arriving = zip(*roots, strict=True)
-            return torch.autograd.grad(roots, wanted, arriving)
+            pairs = zip(results, arriving, strict=True)
+            roots, incoming = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
+            return torch.autograd.grad(
+                roots, [leaves[number] for number in kernel.gradients], incoming
+            )
 
     return gradients
 

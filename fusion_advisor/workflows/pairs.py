@@ -8,27 +8,75 @@ eager statements where a gradient is required.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, islice
 from math import inf
 from typing import Any
 
 import torch
 
-from fusion_advisor.codegen.emit import emit, written
+from fusion_advisor.codegen.emit import attempt, written
 from fusion_advisor.codegen.kernel_file import KernelFile
-from fusion_advisor.codegen.pair import Pair, Pass, paired
+from fusion_advisor.codegen.pair import Pair, PassFiles, paired
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.pairs import Parted, part
 from fusion_advisor.fusion.decide import Decision, decide, subject_of
 from fusion_advisor.fusion.findings import Finding
 from fusion_advisor.ir.graph import Graph, Ref
-from fusion_advisor.ir.kernel import Kernel
-from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.ir.kernel import Check, Compiled, Kernel
+from fusion_advisor.report.assemble import Proof
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.support.errors import CaptureError
+from fusion_advisor.verify.driver import Provers, holds, verify
+
+
+def with_backward(
+    findings: Iterable[Finding],
+    proofs: Mapping[str, Proof],
+    children: Provers,
+    rulebook: Rulebook,
+) -> dict[str, Proof]:
+    """Proofs of groups, by their ids, whose kernels' files have the backward, too, where it can be
+    written and passes; elsewhere with the reason."""
+    found = {
+        finding.id: pair_of(finding, proof.kernel, rulebook)
+        for finding in findings
+        if (proof := proofs[finding.id]).kernel and holds(proof.check, proof.compiled)
+    }
+    pairs = [(name, pair) for name, pair in found.items() if not isinstance(pair, str)]
+    whole = verify([pair.kernel for _, pair in pairs], children)
+    parts = [part for _, pair in pairs for part in pair.parts]
+    alone = iter(verify(parts, children, seeds=PART_SEEDS))
+    made: dict[str, Proof] = {}
+    for (name, pair), (check, compiled) in zip(pairs, whole, strict=True):
+        wrong = [_fault(*proof) for proof in [(check, compiled), *islice(alone, len(pair.parts))]]
+        why = next(filter(None, wrong), "")
+        found[name] = why or found[name]
+        made[name] = replace(
+            proofs[name],
+            kernel=pair.kernel,
+            check=check,
+            compiled=compiled,
+            why="with its backward",
+        )
+    reasons = {name: why for name, why in found.items() if isinstance(why, str)}
+    plain = {
+        name: replace(proofs[name], why=f"no backward: {why}") for name, why in reasons.items()
+    }
+    return {**proofs, **made, **plain}
+
+
+def _fault(check: Check | None, compiled: Compiled | None) -> str:
+    """Reason why a kernel has not passed; "" where it has."""
+    failures = (proof.failure for proof in (check, compiled) if proof and proof.failure)
+    return next(failures, "")
+
+
+PART_SEEDS = 1
+"""Draws of a kernel alone. Its numbers are no statistics of its rows then, so that most draws would
+overflow: the file as a whole is checked with all."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +88,16 @@ class WholePair:
     parts: tuple[Kernel, ...]
 
 
-def pair_of(
-    finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool = False
-) -> WholePair | str:
+def pair_of(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
     """File of a group with its backward, from the `kernel` of the group alone; or the reason why
     there is none."""
     try:
-        return _paired(finding, kernel, rulebook, full_size=full_size)
-    except (CaptureError, NotExpressible, ValueError) as error:
+        return _paired(finding, kernel, rulebook)
+    except (CaptureError, ValueError) as error:
         return " ".join(str(error).split())
 
 
-def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: bool) -> WholePair:
+def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
     subject = finding.decision.subject
     flow, expressed = subject.flow, subject.expressed
     assert expressed is not None  # it has a kernel
@@ -69,14 +115,18 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: 
         )
     parts: list[Kernel] = []
 
-    def run(graph: Graph, which: str, most: int) -> Pass:
+    def run(graph: Graph, which: str, most: int) -> PassFiles:
         decisions = _covering(graph, subject.device, rulebook, most)
         files: list[KernelFile] = []
         for number, each in enumerate(decisions):
             name = f"{kernel.name}_{which}{f'_{number}' * (len(decisions) > 1)}"
-            files.append(written(each.subject.flow, each, name, rulebook))
-            parts.append(emit(each.subject.flow, each, name, rulebook))
-        return Pass(graph, tuple(files))
+            flow = each.subject.flow
+            alone = attempt(flow, each, name, rulebook)
+            if isinstance(alone, str):
+                raise ValueError(alone)
+            parts.append(alone)
+            files.append(written(flow, each, name, rulebook))
+        return PassFiles(graph, tuple(files))
 
     pair = Pair(
         run(parted.forward, "forward", 1),
@@ -85,7 +135,7 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook, *, full_size: 
         parted.gradients,
     )
     file = written(flow, finding.decision, kernel.name, rulebook)
-    made = paired(kernel, file, pair, _note(pair, parted), rulebook, full_size=full_size)
+    made = paired(kernel, file, pair, _note(pair, parted), rulebook)
     return WholePair(made, tuple(parts))
 
 
@@ -110,7 +160,7 @@ def _given_gradients(flow: Dataflow) -> set[Ref]:
     is computed from them. Where no floating input says so, all of them do."""
     graph = flow.annotated.graph
     floats = [n.name for n in graph.nodes if n.kind == "input" and "float" in n.out.dtype]
-    roots = {*graph.trained} | ({*floats} if {*floats}.isdisjoint(graph.trained) else set())
+    roots = {*graph.trained, *(floats if {*floats}.isdisjoint(graph.trained) else ())}
     found: set[Ref] = set()
     for number, node in enumerate(flow.nodes):
         follows = node.op != "aten.detach.default" and not found.isdisjoint(flow.operands[number])
@@ -147,7 +197,9 @@ def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> li
         except ValueError:  # no kernel makes both
             return -inf
 
-    sets = [made] if made and most == 1 else [(ref,) for ref in made]
+    sets: list[_Results] = [(ref,) for ref in made]
+    if most == 1 and made:
+        sets = [made]
     while len(sets) > 1:
         pair = max(combinations(sets, 2), key=saved_us)
         if saved_us(pair) < 0.0:
