@@ -178,10 +178,7 @@ def trained(backward, reference, gradients, results):
                 asked = zip(names, ctx.needs_input_grad, strict=True)
                 return tuple(found[name] if needed else None for name, needed in asked)
 
-        @functools.wraps(forward)
-        def run(*tensors):
-            if is_dynamo_compiling():
-                return run.operator(*tensors)
+        def call(*tensors):
             try:
                 if not torch.is_grad_enabled() or True not in [x.requires_grad for x in tensors]:
                     made, _ = forward(*tensors)
@@ -193,10 +190,15 @@ def trained(backward, reference, gradients, results):
             except Unserved as unserved:
                 return fall_back(unserved, run, reference, *tensors)
 
+        @functools.wraps(forward)
+        def run(*tensors):
+            traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
+            return run.operator(*tensors) if traced else call(*tensors)
+
         name = operator_name(forward)
         if not hasattr(torch.ops.fusion_advisor, name):
             LIBRARY.define(schema(name, forward, results), tags=TAGS)
-            LIBRARY.impl(name, run, "CompositeImplicitAutograd")
+            LIBRARY.impl(name, call, "CompositeImplicitAutograd")
         run.operator = getattr(torch.ops.fusion_advisor, name).default
         return run
 
