@@ -143,6 +143,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten.scatter_add.default: _scatter_add,
         aten.scatter.value: _scatter_value,
         aten.select_backward.default: _select_backward,
+        aten.slice_backward.default: _slice_backward,
     }
     return composites() | get_decompositions(whole) | own
 
@@ -181,6 +182,18 @@ def _select_backward(gradient: Tensor, sizes: list[int], dim: int, index: int) -
     if sizes[dim] == 1:
         return whole
     return torch.where(_positions(whole, dim) == index % sizes[dim], whole, 0)
+
+
+def _slice_backward(
+    gradient: Tensor, sizes: list[int], dim: int, start: int, end: int, step: int
+) -> Tensor:
+    """The gradient with zeros around it, where eager copies it into zeros."""
+    if step != 1:
+        return NotImplemented
+    dim, size = dim % len(sizes), sizes[dim]
+    start, end, _ = slice(start, end).indices(size)
+    later = [0, 0] * (len(sizes) - 1 - dim)
+    return aten.constant_pad_nd.default(gradient, [*later, start, size - end], 0)
 
 
 def _leave_out_detached(traced: torch.fx.GraphModule) -> None:

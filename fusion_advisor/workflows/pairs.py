@@ -116,6 +116,7 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
     parts: list[Kernel] = []
 
     def run(graph: Graph, which: str, most: int) -> PassFiles:
+        graph = replace(graph, outputs=dataflow(graph, subject.device).results)
         decisions = _covering(graph, subject.device, rulebook, most)
         files: list[KernelFile] = []
         for number, each in enumerate(decisions):
@@ -181,12 +182,12 @@ def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> li
     several need, each makes again. Results are made together where that is predicted to take less
     time. Raises ValueError where a set has no kernel, or there are more than `most`."""
     whole = dataflow(graph, device)
-    bases = dict.fromkeys(whole.base(ref) for ref in graph.outputs)
+    bases = dict.fromkeys(whole.base(ref) for ref in whole.results)
     made = tuple(ref for ref in bases if whole.launches(whole.position[ref.node]))
 
     @cache
     def decided(refs: _Results) -> Decision:
-        return _with_views(_deciding(_making(graph, refs), device, rulebook))
+        return _with_views(_deciding(_making(whole, refs), device, rulebook))
 
     def together(one: _Results, other: _Results) -> _Results:
         return tuple(ref for ref in made if ref in one or ref in other)
@@ -210,13 +211,21 @@ def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> li
     return [*map(decided, sets)]
 
 
-def _making(graph: Graph, refs: _Results) -> Graph:
-    """The part of a graph that makes some tensors."""
-    needed = {ref.node for ref in refs}
-    for node in reversed(graph.nodes):
-        if node.name in needed:
-            needed |= {ref.node for ref in node.refs()}
-    return replace(graph, nodes=tuple(n for n in graph.nodes if n.name in needed), outputs=refs)
+def _making(flow: Dataflow, refs: _Results) -> Graph:
+    """The part of a graph that makes some tensors. Raises ValueError where that is written in place
+    by what nothing reads."""
+    needed: set[int] = set()
+    waiting = {flow.position[ref.node] for ref in refs}
+    while waiting:
+        number = waiting.pop()
+        needed.add(number)
+        waiting |= {flow.position[ref.node] for ref in flow.operands[number]} - needed
+    nodes = [flow.nodes[number] for number in sorted(needed)]
+    held = {tensor.storage for node in nodes for tensor in node.outputs if tensor}
+    for number, node in enumerate(flow.nodes):
+        if number not in needed and not held.isdisjoint(node.mutates):
+            raise ValueError(f"{node.op} of it writes in place")
+    return replace(flow.annotated.graph, nodes=tuple(nodes), outputs=refs)
 
 
 def _deciding(graph: Graph, device: Device, rulebook: Rulebook) -> Decision:

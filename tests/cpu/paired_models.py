@@ -52,6 +52,17 @@ def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
 
 
+def sliced_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = q.shape[-1] // 2
+    turned = torch.cat((-q[..., half:], q[..., :half]), -1)
+    return q * cos[:, None] + turned * sin[:, None]
+
+
+def strided(x: Tensor, r: Tensor) -> Tensor:
+    h = x * r
+    return h[:, ::2] * h[:, 1::2]
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
@@ -103,6 +114,7 @@ MODELS: dict[str, Made] = {
     "residual_rms_norm": (residual_rms_norm, ((512, 1024), (512, 1024), (1024,)), 3),
     "residual_layer_norm": (residual_layer_norm, ((512, 1024), (512, 1024), (1024,), (1024,)), 4),
     "rotary": (rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
+    "sliced_rotary": (sliced_rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
     "swiglu": (swiglu, ((512, 1000), (512, 1000)), 2),
     "geglu": (geglu, ((512, 1000), (512, 1000)), 2),
     "softmax": (softmax, ((2, 4, 200, 200), (2, 1, 200, 200)), 1),
