@@ -200,6 +200,7 @@ def trained(backward, reference, gradients, results):
             LIBRARY.define(schema(name, forward, results), tags=TAGS)
             LIBRARY.impl(name, call, "CompositeImplicitAutograd")
         run.operator = getattr(torch.ops.fusion_advisor, name).default
+        run.gradients = gradients
         return run
 
     return register
@@ -623,12 +624,40 @@ def rounded(dtype, exact, tolerance):
     return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
 
+def differentiated(function, names):
+    """Function that makes the gradients of the named inputs of a function."""
+
+    def gradients(*tensors):
+        given = zip(inspect.signature(function).parameters, tensors, strict=True)
+        leaves = {name: tensor.detach() for name, tensor in given}
+        wanted = [leaves[name].requires_grad_() for name in names]
+        with torch.enable_grad():
+            made = [each for each in results(function, leaves.values()) if each.requires_grad]
+            numbers = [torch.linspace(-1, 1, each.numel()).bfloat16() for each in made]
+            given = [n.view(each.shape).to(each) for n, each in zip(numbers, made, strict=True)]
+            return torch.autograd.grad(made, wanted, given)
+
+    return gradients
+
+
 def check(name, kernel, inputs, device):
-    """Print a kernel's errors beside eager's, both against float64; does each of its own hold?"""
-    holds, tolerance = True, kernel.TOLERANCE
-    factor, least = tolerance["factor"], tolerance["elements"]
-    for number, ours in enumerate(results(getattr(kernel, name), [*drawn(inputs, device)])):
-        eager, exact = truth(kernel.reference, number, inputs, device, 0)
+    """Print a kernel's errors beside eager's, both against float64, and those of its gradients; do
+    they hold?"""
+    launcher, near = getattr(kernel, name), True
+    ways = {name: (launcher, kernel.reference)}
+    if names := getattr(launcher, "gradients", ()):
+        graded = [differentiated(each, names) for each in (launcher, kernel.reference)]
+        ways[f"gradients of {name}"] = graded
+    for what, (ours, reference) in ways.items():
+        near = near_enough(what, ours, reference, kernel.TOLERANCE, inputs, device) and near
+    return near
+
+
+def near_enough(name, function, reference, tolerance, inputs, device):
+    """Print the errors of a function beside those of its reference; does each hold?"""
+    holds, factor, least = True, tolerance["factor"], tolerance["elements"]
+    for number, ours in enumerate(results(function, [*drawn(inputs, device)])):
+        eager, exact = truth(reference, number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
             wrong = ~ours.double().isfinite() & exact.isfinite() & eager.double().isfinite()
@@ -636,7 +665,7 @@ def check(name, kernel, inputs, device):
         else:
             wrong, slack = (ours != exact) & (ours != eager), math.inf
         while error > factor * own + slack and seen < least:  # eager alone is drawn again
-            further = apart(*truth(kernel.reference, number, inputs, device, seen))
+            further = apart(*truth(reference, number, inputs, device, seen))
             own, seen = max(own, further), seen + eager.numel()
         allowed = factor * own + slack
         near = error <= allowed and not wrong.any()
