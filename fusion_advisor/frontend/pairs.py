@@ -13,7 +13,7 @@ anyway; beside them the cut prefers the fewest bytes, and reductions are never m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -56,7 +56,7 @@ class Parted:
 
 
 def part(
-    reference: Callable[..., Any], inputs: Sequence[tuple[str, Layout]], wanted: Collection[int]
+    reference: Callable[..., Any], inputs: Sequence[tuple[str, Layout]], wanted: Sequence[int]
 ) -> Parted:
     """Forward and backward graphs of a group's eager statements, with respect to the `wanted`
     inputs. Raises CaptureError, which says why there are none."""
@@ -72,15 +72,12 @@ def part(
         def joint(primals: Any, tangents: Any) -> Any:
             with torch.enable_grad():
                 made = _as_tuple(reference(*primals))
-                found: Any = torch.autograd.grad(
-                    [made[n] for n in roots],
-                    [primals[n] for n in sorted(wanted)],
-                    tangents,
-                    allow_unused=True,
-                )
-            pairs = zip(sorted(wanted), found, strict=True)
-            reached[:] = [n for n, each in pairs if each is not None]
-            return *made, *(found[sorted(wanted).index(n)] for n in reached)
+                leaves, ends = [primals[n] for n in wanted], [made[n] for n in roots]
+                found: Any = torch.autograd.grad(ends, leaves, tangents, allow_unused=True)
+            pairs = zip(wanted, found, strict=True)
+            gradients = {n: each for n, each in pairs if each is not None}
+            reached[:] = gradients
+            return *made, *gradients.values()
 
         def step(primals: Any, tangents: Any) -> Any:  # whose names the partitioner goes by
             return functional(joint)(primals, tangents)

@@ -187,7 +187,7 @@ def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> li
 
     @cache
     def decided(refs: _Results) -> Decision:
-        return _with_views(_deciding(_making(whole, refs), device, rulebook))
+        return _deciding(_making(whole, refs), device, rulebook)
 
     def together(one: _Results, other: _Results) -> _Results:
         return tuple(ref for ref in made if ref in one or ref in other)
@@ -229,27 +229,13 @@ def _making(flow: Dataflow, refs: _Results) -> Graph:
 
 
 def _deciding(graph: Graph, device: Device, rulebook: Rulebook) -> Decision:
-    """Decision on all launches of a graph."""
+    """Decision on all launches of a graph, with the views among them: a file takes tensors as the
+    graph has them. Raises ValueError where it has no kernel."""
     flow = dataflow(graph, device)
-    return decide(flow, filter(flow.launches, range(len(flow.nodes))), rulebook)
-
-
-def _with_views(decision: Decision) -> Decision:
-    """The set with the views that lead to it: a file takes tensors as the graph has them. Raises
-    ValueError where it has no kernel."""
-    flow, found = decision.subject.flow, {*decision.subject.launches}
-
-    def add(ref: Ref) -> None:
-        number = flow.position[ref.node]
-        if flow.is_view(number) and number not in found:
-            found.add(number)
-            for operand in flow.operands[number]:
-                add(operand)
-
-    for number in decision.subject.launches:
-        for ref in flow.operands[number]:
-            add(ref)
-    subject = subject_of(flow, found, decision.subject.rulebook)
+    numbers = range(len(flow.nodes))
+    decision = decide(flow, filter(flow.launches, numbers), rulebook)
+    inside = [n for n in numbers if flow.launches(n) or flow.is_view(n)]
+    subject = subject_of(flow, inside, rulebook)
     if subject.plan is None:
         refused = decision.deciding
         raise ValueError(f"a part of it has no kernel: {refused.why if refused else 'no plan'}")
