@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -86,16 +87,21 @@ def part(
         traced = make_fx(step, decomposition_table=_table())(given, tangents)
         _leave_out_detached(traced)
         _count_elements(traced)
+    names = [name for name, _ in inputs]
+    for again in (False, True):  # reductions are made again where keeping them is too much
         with functorch.patch(
             ban_recompute_used_far_apart=False,
             ban_recompute_long_fusible_chains=False,
             ban_recompute_materialized_backward=False,
+            ban_recompute_reductions=not again,
         ):
-            forward, backward = min_cut_rematerialization_partition(
-                traced, None, num_fwd_outputs=len(results)
-            )
-    names = [name for name, _ in inputs]
-    return _recorded(forward, backward, names, len(results), roots, tuple(reached), eager_bytes)
+            graphs = min_cut_rematerialization_partition(traced, None, num_fwd_outputs=len(results))
+        found = _recorded(*graphs, names, len(results), roots, tuple(reached), eager_bytes)
+        if found.kept_bytes <= eager_bytes:
+            return found
+    raise CaptureError(
+        f"it would keep {found.kept_bytes} B for backward, and eager {eager_bytes} B"
+    )
 
 
 def _made(layout: Layout) -> Tensor:
@@ -137,23 +143,21 @@ def _table() -> dict[Any, Callable[..., Any]]:
         *(aten.nll_loss_forward, aten.nll_loss_backward),
     )
     own = {
-        aten.scatter_add.default: _scatter_add,
-        aten.scatter.value: _scatter_value,
+        aten.scatter_add.default: partial(_scattered, torch.add),
+        aten.scatter.value: partial(_scattered, lambda _, value: value),
+        aten.scatter.src: partial(_scattered, lambda _, value: value),
         aten.select_backward.default: _select_backward,
         aten.slice_backward.default: _slice_backward,
     }
     return composites() | get_decompositions(whole) | own
 
 
-def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Addition at one place of each row, by comparison: every element asks whether it is meant."""
+def _scattered(
+    put: Callable[[Any, Any], Any], x: Tensor, dim: int, index: Tensor, value: Any
+) -> Tensor:
+    """A write at one place of each row, by comparison: every element asks whether it is meant."""
     here = _here(x, dim, index)
-    return NotImplemented if here is None else torch.where(here, x + source, x)
-
-
-def _scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    here = _here(x, dim, index)
-    return NotImplemented if here is None else torch.where(here, value, x)
+    return NotImplemented if here is None else torch.where(here, put(x, value), x)
 
 
 def _here(x: Tensor, dim: int, index: Tensor) -> Tensor | None:

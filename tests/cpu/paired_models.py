@@ -75,6 +75,11 @@ def softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(scores * 0.125 + mask, -1)
 
 
+def softmax_by_hand(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.max(dim=-1, keepdim=True)[0])
+    return e / e.sum(dim=-1, keepdim=True)
+
+
 def z_loss(scores: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy with smoothed labels and the square of the normalizer."""
     x = scores.float()
@@ -118,6 +123,7 @@ MODELS: dict[str, Made] = {
     "swiglu": (swiglu, ((512, 1000), (512, 1000)), 2),
     "geglu": (geglu, ((512, 1000), (512, 1000)), 2),
     "softmax": (softmax, ((2, 4, 200, 200), (2, 1, 200, 200)), 1),
+    "softmax_by_hand": (softmax_by_hand, ((512, 1000),), 1),
     "z_loss": (z_loss, ((512, 2000), (512, 0)), 1),
     "cross_entropy": (cross_entropy, ((512, 2000), (512, 0)), 1),
     "quantized": (quantized, ((512, 1000), (1,)), 1),
