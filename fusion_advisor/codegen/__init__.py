@@ -7,6 +7,7 @@ OFFERS = (
     "held",
     "kernel_file",
     "kernel_package",
+    "pair",
     "test_inputs",
 )
 """The modules that other rooms may import."""

@@ -65,11 +65,11 @@ def emit(
     trial = selftest(file, at_odd_sizes(made), framework, rulebook)
     content = "\n\n\n".join((jits, launcher(file), reference, trial))
     lines = [part for line in content.splitlines() for part in fitted(line)]
-    shared = _shared(file, content)
+    shared = shared_by([file], content)
     own = {HOST, "reference", *(kernel.name for kernel in file.kernels)}
     if name in own.union(*shared.values()) or f"{HOST}.{name}(" in content:
         raise ValueError(f"{name}: means something else in its file; choose another name")
-    imports = _imports(name, shared, content)
+    imports = imports_of(name, shared, content)
     text = "\n".join([*_header(file, flow, decision), "", *imports, "", "", *lines])
     return Kernel(
         name=name,
@@ -230,17 +230,18 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> list[str]:
         *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
         '"""',
     ]
-    return [LICENSE, *_wrapped(doc)]
+    return [LICENSE, *wrapped(doc)]
 
 
-def _shared(file: KernelFile, content: str) -> dict[str, list[str]]:
-    """Functions that a file names of the modules beside it, by the module."""
-    device = frozenset[str]().union(*(kernel.helpers for kernel in file.kernels))
+def shared_by(files: Sequence[KernelFile], content: str) -> dict[str, list[str]]:
+    """Functions that a text names of the modules beside it, by the module; it has the kernels of
+    some files."""
+    device = frozenset[str]().union(*(kernel.helpers for file in files for kernel in file.kernels))
     drawn = {n for n in REFERENCE_RANDOM if re.search(rf"(?<!def )(?<![\w.]){n}\(", content)}
     return {DEVICE: sorted(device), RUNTIME: sorted(drawn)}
 
 
-def _imports(name: str, shared: Mapping[str, Sequence[str]], content: str) -> list[str]:
+def imports_of(name: str, shared: Mapping[str, Sequence[str]], content: str) -> list[str]:
     """Imports of a file: torch, Triton, and what it takes of the modules beside it."""
     library = "libdevice." in content
     return [
@@ -275,7 +276,7 @@ _RANDOM = (
 )
 
 
-def _wrapped(lines: Sequence[str]) -> list[str]:
+def wrapped(lines: Sequence[str]) -> list[str]:
     """Docstring lines of at most 100 columns."""
     return [
         part for line in lines for part in (textwrap.wrap(line, 98, break_long_words=False) or [""])

@@ -127,9 +127,9 @@ def _serves_unread(file: KernelFile, name: str, given: Access) -> str:
     return f'serves("{name}", {name}, torch.{tensor.dtype}, {_shape(file, given)}, {strides})'
 
 
-def launcher(file: KernelFile) -> str:
+def launcher(file: KernelFile, *, refuses: bool = False) -> str:
     """The function that the file is for: it checks its inputs, allocates the results and launches
-    the kernels; what they do not serve goes to the eager reference."""
+    the kernels; what they do not serve goes to the eager reference, or is refused."""
     plan = file.plan
     checks = [
         *(_serves(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
@@ -142,12 +142,11 @@ def launcher(file: KernelFile) -> str:
     one_by_one = [f"problem = {checks[0]}", *(f"problem = problem or {c}" for c in checks[1:])]
     lines = [in_one] if len(in_one) <= 96 else in_many if len(checks) > 2 else one_by_one
     given = ", ".join(file.input_names)
-    lines += [
-        "if problem:",
-        f"    return fall_back(problem, {file.name}, reference, {given})",
-        f"if not {everything}:",
-        f"    return reference({given})",
-    ]
+    unserved = f"return fall_back(problem, {file.name}, reference, {given})"
+    empty = f"return reference({given})"
+    if refuses:
+        unserved, empty = "refuse(problem)", 'refuse("a tensor has no elements")'
+    lines += ["if problem:", f"    {unserved}", f"if not {everything}:", f"    {empty}"]
     for kernel in file.kernels:
         if kernel.step.parts:
             lines.append(_count_parts(file, kernel.step))

@@ -8,6 +8,7 @@ OFFERS = (
     "expansions",
     "export",
     "loading",
+    "pairs",
     "replay",
     "session",
     "signature",

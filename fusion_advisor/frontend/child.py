@@ -49,6 +49,7 @@ from fusion_advisor.support.forkserver import Fork, Forks, end_with_parent
 if TYPE_CHECKING:
     import torch
 
+    from fusion_advisor.frontend.export import Placeholder
     from fusion_advisor.frontend.user_model import Loaded
 
 __all__ = [
@@ -281,6 +282,7 @@ def _translate(
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
         built=loaded.built,
         not_run=_not_run(loaded.module, launcher.nodes),
+        trained=_trained(traced.placeholders) if scenario.gradients else (),
     )  # fmt: skip
     if mask_elements is not None:
         graph = replace(graph, masks=masks(graph, mask_elements))
@@ -312,6 +314,11 @@ def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
     if used:
         look("", module)
     return tuple(found)
+
+
+def _trained(placeholders: Sequence[Placeholder]) -> tuple[str, ...]:
+    """Names of the tensors that require a gradient."""
+    return tuple(each.name for each in placeholders if getattr(each.value, "requires_grad", False))
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -226,6 +226,8 @@ class Graph:
     """Distinct whole numbers that the model's factory was given."""
     not_run: tuple[str, ...] = ()
     """Topmost modules of the model whose parameters no launch reads: `model.vision_tower`."""
+    trained: tuple[str, ...] = ()
+    """Inputs and parameters that require a gradient, where gradients are on."""
 
     def naming(self, named: Callable[[str], str]) -> Graph:
         """Copy of the graph whose source lines have their files renamed by `named`, and whose

@@ -90,6 +90,8 @@ class Kernel:
     yardstick: str = ""
     """Text of `reference` as the model's graph states it, which the file's own `reference` must
     equal; empty: the file's own is used."""
+    gradients: tuple[int, ...] = ()
+    """Inputs of which the file makes the gradient, too."""
 
 
 @dataclass(frozen=True, slots=True)

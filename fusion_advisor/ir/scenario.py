@@ -125,6 +125,8 @@ class Request:
     """Cache of check and compile results; None where each is done anew."""
     profile: Path | None = None
     """Trace of the model by a profiler, whose times take the place of predicted ones."""
+    pairs: bool = False
+    """Whether the file of a group has the group's backward, too, where it can be written."""
     least: Least = field(default_factory=Least)
     """Saving below which a patch leaves the source as it is."""
 

@@ -411,6 +411,12 @@ class HeldRules(Table):
     telling: Elements
 
 
+class PairRules(Table):
+    """Limit on a group's backward: `launchers` are the kernel files that it may take."""
+
+    launchers: Count
+
+
 class RunRules(Table):
     """How a patched model is run on numbers beside the original; `memory` is of the limit, `dtypes`
     are those that its floats are cast to beside its own."""
@@ -516,6 +522,7 @@ class Rulebook(Table):
     capture: Capture
     verify: Verify
     held: HeldRules
+    pairs: PairRules
     apply: Apply
     run: RunRules
     record: Record

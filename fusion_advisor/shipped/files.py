@@ -49,7 +49,7 @@ def needed(text: str) -> int:
     return max([1, *(since for name, since in _SINCE.items() if f"{HOST}.{name}(" in text)])
 
 
-_SINCE = {"registered": 2}
+_SINCE = {"registered": 2, "trained": 3}
 """Functions of the runtime that its first version lacks, by the version that brought them."""
 
 

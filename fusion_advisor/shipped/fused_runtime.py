@@ -8,6 +8,7 @@ Written by fusion-advisor, the same in every folder. It needs torch and Triton a
 """
 
 import argparse
+import functools
 import hashlib
 import importlib
 import inspect
@@ -24,11 +25,12 @@ from pathlib import Path
 import torch
 import triton
 from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-VERSION = 2
+VERSION = 3
 """Grows with what kernel files may ask of this one; a later version serves them all."""
 
 if __package__ and os.environ.get("TRITON_INTERPRET") == "1":
@@ -71,10 +73,7 @@ def registered(results):
     defined once, wherever it lies."""
 
     def register(launcher):
-        lines, _ = inspect.findsource(launcher.__code__)
-        mark = hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
-        package = launcher.__module__.rpartition(".")[0] or launcher.__module__
-        name = re.sub(r"\W", "_", f"{package}_{launcher.__name__}_{mark}")
+        name = operator_name(launcher)
         if not hasattr(torch.ops.fusion_advisor, name):
             define(name, launcher, results)
         launcher.operator = getattr(torch.ops.fusion_advisor, name).default
@@ -82,6 +81,21 @@ def registered(results):
         return launcher
 
     return register
+
+
+def operator_name(function):
+    """Name of a function's operator."""
+    lines, _ = inspect.findsource(function.__code__)
+    mark = hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+    package = function.__module__.rpartition(".")[0] or function.__module__
+    return re.sub(r"\W", "_", f"{package}_{function.__name__}_{mark}")
+
+
+def schema(name, function, results):
+    """Signature of an operator: tensors in, tensors out."""
+    given = ", ".join(f"Tensor in{n}" for n in range(function.__code__.co_argcount))
+    made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    return f"{name}({given}) -> {made}"
 
 
 launchers = []
@@ -106,12 +120,99 @@ def define(name, launcher, results):
             return idle(*tensors)
         return launcher.operator.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
 
-    given = ", ".join(f"Tensor in{n}" for n in range(launcher.__code__.co_argcount))
-    made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-    LIBRARY.define(f"{name}({given}) -> {made}", tags=TAGS)
+    LIBRARY.define(schema(name, launcher, results), tags=TAGS)
     LIBRARY.impl(name, launcher, "CompositeExplicitAutograd")
     LIBRARY.impl(name, under_autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"fusion_advisor::{name}", idle, lib=LIBRARY)
+
+
+# -- kernels that train: a forward and a backward pass as one function -----------------------------
+
+
+class Unserved(RuntimeError):
+    """Raised by a launcher of a file that trains, for what its kernels cannot take."""
+
+
+def refuse(problem):
+    """Raise Unserved."""
+    raise Unserved(problem)
+
+
+def made_for(*sizes):
+    """Raise Unserved where a tensor has another size in a dimension than numbers of the backward
+    kernels may follow from."""
+    for name, tensor, dim, size in sizes:
+        if tensor.shape[dim] != size:
+            refuse(f"{name} has {tensor.shape[dim]} in dimension {dim}, not {size}")
+
+
+def trained(backward, reference, gradients, results):
+    """Decorator of a function that returns results and what backward reads of them: it becomes one
+    that returns the results, and that autograd follows. `backward` makes the gradients of the
+    inputs that are named, whichever of them are asked for. What the kernels do not serve runs the
+    reference, through which autograd sees; so does an input that requires another gradient.
+    Tracers see an operator that is made of those of the launchers."""
+
+    def register(forward):
+        names = [*inspect.signature(forward).parameters]
+        others = [place for place, name in enumerate(names) if name not in gradients]
+
+        class Pair(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, *tensors):
+                made, kept = forward(*tensors)
+                ctx.save_for_backward(*kept)
+                ctx.layouts = [(each.shape, each.stride()) for each in made]
+                ctx.mark_non_differentiable(*(x for x in made if not x.is_floating_point()))
+                return made if results > 1 else made[0]
+
+            @staticmethod
+            def backward(ctx, *given):
+                if torch.is_grad_enabled() and not isinstance(given[0], TRACED):
+                    raise RuntimeError(
+                        f"{forward.__name__}: its gradients have none (create_graph=True): "
+                        "run the model's own statements where they are needed"
+                    )
+                found = backward(ctx.saved_tensors, [*map(in_layout, given, ctx.layouts)])
+                found = dict(zip(gradients, found, strict=True))
+                asked = zip(names, ctx.needs_input_grad, strict=True)
+                return tuple(found[name] if needed else None for name, needed in asked)
+
+        def call(*tensors):
+            try:
+                if not torch.is_grad_enabled() or True not in [x.requires_grad for x in tensors]:
+                    made, _ = forward(*tensors)
+                    return made if results > 1 else made[0]
+                for place in others:
+                    if tensors[place].requires_grad:
+                        refuse(f"no kernel makes the gradient of {names[place]}")
+                return Pair.apply(*tensors)
+            except Unserved as unserved:
+                return fall_back(unserved, run, reference, *tensors)
+
+        @functools.wraps(forward)
+        def run(*tensors):
+            traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
+            return run.operator(*tensors) if traced else call(*tensors)
+
+        name = operator_name(forward)
+        if not hasattr(torch.ops.fusion_advisor, name):
+            LIBRARY.define(schema(name, forward, results), tags=TAGS)
+            LIBRARY.impl(name, call, "CompositeImplicitAutograd")
+        run.operator = getattr(torch.ops.fusion_advisor, name).default
+        run.gradients = gradients
+        return run
+
+    return register
+
+
+def in_layout(gradient, layout):
+    """A gradient as its tensor lies in memory, where the kernels read it."""
+    shape, stride = layout
+    if gradient.stride() == stride:
+        return gradient
+    laid = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
+    return laid.copy_(gradient)
 
 
 # -- numbers that launchers ask for ----------------------------------------------------------------
@@ -302,6 +403,9 @@ def starter(compiled, grid, device):
     return start
 
 
+TRACED = FakeTensor, FunctionalTensor
+"""Tensors that tracers run a launcher on."""
+
 plans = {}
 """Allocations and launches of a call, by the launcher and the layout of what it was given."""
 
@@ -310,9 +414,10 @@ def plan_of(launcher, *tensors):
     """Layout of what a launcher was given; and where the tensors lie, with what was done for others
     of that layout: allocations and launches. None where the launcher has to ask; what is traced
     calls its operator."""
-    if is_compiling() or here.idle:
+    traced = isinstance(tensors[0], TRACED)
+    if traced or is_compiling() or here.idle:
         # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
-        traced = is_dynamo_compiling() or (isinstance(tensors[0], FakeTensor) and not here.idle)
+        traced = is_dynamo_compiling() or (traced and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
     layout = [id(launcher)]
     for tensor in tensors:
@@ -521,12 +626,40 @@ def rounded(dtype, exact, tolerance):
     return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
 
+def differentiated(function, names):
+    """Function that makes the gradients of the named inputs of a function."""
+
+    def gradients(*tensors):
+        given = zip(inspect.signature(function).parameters, tensors, strict=True)
+        leaves = {name: tensor.detach() for name, tensor in given}
+        wanted = [leaves[name].requires_grad_() for name in names]
+        with torch.enable_grad():
+            made = [each for each in results(function, leaves.values()) if each.requires_grad]
+            numbers = [torch.linspace(-1, 1, each.numel()).bfloat16() for each in made]
+            given = [n.view(each.shape).to(each) for n, each in zip(numbers, made, strict=True)]
+            return torch.autograd.grad(made, wanted, given)
+
+    return gradients
+
+
 def check(name, kernel, inputs, device):
-    """Print a kernel's errors beside eager's, both against float64; does each of its own hold?"""
-    holds, tolerance = True, kernel.TOLERANCE
-    factor, least = tolerance["factor"], tolerance["elements"]
-    for number, ours in enumerate(results(getattr(kernel, name), [*drawn(inputs, device)])):
-        eager, exact = truth(kernel.reference, number, inputs, device, 0)
+    """Print a kernel's errors beside eager's, both against float64, and those of its gradients; do
+    they hold?"""
+    launcher, near = getattr(kernel, name), True
+    ways = {name: (launcher, kernel.reference)}
+    if names := getattr(launcher, "gradients", ()):
+        graded = [differentiated(each, names) for each in (launcher, kernel.reference)]
+        ways[f"gradients of {name}"] = graded
+    for what, (ours, reference) in ways.items():
+        near = near_enough(what, ours, reference, kernel.TOLERANCE, inputs, device) and near
+    return near
+
+
+def near_enough(name, function, reference, tolerance, inputs, device):
+    """Print the errors of a function beside those of its reference; does each hold?"""
+    holds, factor, least = True, tolerance["factor"], tolerance["elements"]
+    for number, ours in enumerate(results(function, [*drawn(inputs, device)])):
+        eager, exact = truth(reference, number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
             wrong = ~ours.double().isfinite() & exact.isfinite() & eager.double().isfinite()
@@ -534,7 +667,7 @@ def check(name, kernel, inputs, device):
         else:
             wrong, slack = (ours != exact) & (ours != eager), math.inf
         while error > factor * own + slack and seen < least:  # eager alone is drawn again
-            further = apart(*truth(kernel.reference, number, inputs, device, seen))
+            further = apart(*truth(reference, number, inputs, device, seen))
             own, seen = max(own, further), seen + eager.numel()
         allowed = factor * own + slack
         near = error <= allowed and not wrong.any()

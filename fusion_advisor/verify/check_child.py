@@ -42,6 +42,7 @@ from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
 from fusion_advisor.shipped.load import load_module, process_folder
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.support.worker import serve
+from fusion_advisor.verify.gradients import check_gradients
 from fusion_advisor.verify.inputs import DISTRIBUTIONS, build_inputs
 from fusion_advisor.verify.launchers import Launcher
 from fusion_advisor.verify.launches import has_runtime, launch, limited
@@ -138,6 +139,20 @@ def check_once(
         raise KernelFault(f"{_drawn(case, run)}: {fault}") from fault
 
 
+def check_pair_once(
+    kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
+) -> None:
+    """Check the gradients of one case with one draw. Raises KernelFault where one is wrong."""
+    try:
+        with limited(module, case.programs):
+            check_gradients(
+                kernel, getattr(module, kernel.entry), yardstick, case,
+                lambda further: run.inputs(case, 1000 * further), run.criterion,
+            )  # fmt: skip
+    except KernelFault as fault:
+        raise KernelFault(f"gradients: {_drawn(case, run)}: {fault}") from fault
+
+
 def _drawn(case: Case, run: Run) -> str:
     return f"case {case.name}, seed {run.seed} ({run.distribution})"
 
@@ -216,6 +231,8 @@ def check(
                 stepped = max(stepped, error.stepped)
                 if error.ours >= worst.ours:
                     worst, at = error, _drawn(case, run)
+                if kernel.gradients:
+                    check_pair_once(kernel, module, yardstick, case, run)
         if kernel.launches and has_runtime(module):
             small = min(cases, key=lambda case: sum(x.extent for x in case.inputs))
             inputs = Run(0, device, criterion).inputs(small)

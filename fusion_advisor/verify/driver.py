@@ -153,12 +153,12 @@ def holds(check: Check | None, compiled: Compiled | None) -> bool:
 
 
 def verify(
-    kernels: Sequence[Kernel], children: Provers
+    kernels: Sequence[Kernel], children: Provers, *, seeds: int | None = None
 ) -> list[tuple[Check | None, Compiled | None]]:
     """Check and compile every kernel, both at the same time; in the order of the kernels, with None
-    where there is no such child."""
+    where there is no such child. Each case has `seeds` draws; None: those of the rules."""
     check, compile, rules = children.check, children.compile, children.rules
-    seeds, capability = rules.seeds.count, children.capability
+    seeds, capability = seeds or rules.seeds.count, children.capability
     handed = [
         (
             check

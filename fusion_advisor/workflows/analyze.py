@@ -115,6 +115,10 @@ def analyze(
             proofs[name] = replace(proofs[name], check=check, compiled=compiled)
         registers = {name: p.compiled.registers for name, p in proofs.items() if p.compiled}
         found = with_registers(found, registers)
+        if request.pairs:
+            from fusion_advisor.workflows.pairs import with_backward  # it imports torch
+
+            proofs = with_backward(found.groups, proofs, children, rulebook)
         if profile:
             found = with_measured(found, _measured(flow, found, profile))
         if searcher:

@@ -21,7 +21,7 @@ from .spawned import run_script
 def test_an_older_runtime_is_one_line(tmp_path: Path) -> None:
     write_kernel(tmp_path / "mine" / "softmax.py", kernel("softmax").text)
     runtime = tmp_path / "mine" / "fused_runtime.py"
-    runtime.write_text(runtime.read_text().replace("VERSION = 2\n", "VERSION = 1\n"))
+    runtime.write_text(runtime.read_text().replace("VERSION = 3\n", "VERSION = 1\n"))
     done = subprocess.run(
         [sys.executable, "-c", "import mine.softmax"], capture_output=True, text=True, cwd=tmp_path
     )

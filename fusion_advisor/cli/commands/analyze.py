@@ -152,9 +152,13 @@ def emit(
     out: Annotated[Path, typer.Option(help="folder for the kernels")],
     search: Search = False,
 ) -> int:
-    """Write a checked Triton kernel for each accepted group of MODEL."""
+    """Write a checked Triton kernel for each accepted group of MODEL; in train mode, for each of
+    the forward pass, with its backward where that can be written."""
     require_folder(out)
-    request = options.request(options.settings(), str(out), measured=search, step=True)
+    request = options.request(options.settings(), str(out), measured=search)
+    request = replace(request, pairs=request.scenario.mode == "train")
+    if request.pairs and search:
+        raise UsageError("--search: of kernels without backward alone; leave out --mode train")
     prepare(request, checks=options.verify or options.compile)
     with searcher_of(request, search=search) as searcher:
         analysis = run_analysis(request, options.verbose, searcher)
