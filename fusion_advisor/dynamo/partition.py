@@ -22,6 +22,8 @@ from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 
+_BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
+
 
 @dataclass(frozen=True)
 class InnerCompiler:
@@ -108,6 +110,10 @@ def _divided(
             why = "a short chain of pointwise ops, which Inductor fuses as well"
             yield replace(place, why=why, as_fast=True)
             continue
+        if not (compiler.take_all or compiler.baseline) and _is_attention(flow, decision):
+            why = "attention that is written out, for most forms of which Inductor has one operator"
+            yield replace(place, why=why, as_fast=True)
+            continue
         if not compiler.take_all and not weighed.wins:
             yield replace(place, as_fast=True)
             continue
@@ -123,3 +129,17 @@ def _divided(
         known[expressed.form] = kernel
         worth_us = inf if compiler.take_all else weighed.worth_us
         yield replace(place, kernel=kernel, worth_us=worth_us)
+
+
+def _is_attention(flow: Dataflow, decision: Decision) -> bool:
+    """Whether a set has the softmax between two batched products. Inductor looks for that before it
+    divides a graph into passes, and finds nothing where the softmax is a kernel of ours."""
+    subject = decision.subject
+
+    def batched(number: int) -> bool:
+        return number >= 0 and flow.nodes[number].op in _BATCHED
+
+    softmax = any("softmax" in flow.nodes[number].op for number in subject.launches)
+    before = any(batched(flow.position[flow.base(ref).node]) for ref in subject.border.inputs)
+    behind = any(batched(use) for ref in subject.border.outputs for use in flow.uses(ref))
+    return softmax and before and behind

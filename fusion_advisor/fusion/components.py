@@ -344,7 +344,9 @@ def _saveable_bytes(
             more = found.decision.unfused_bytes - found.decision.fused_bytes
             saved[joint[place[0]]] = saved.get(joint[place[0]], 0) + more
     total = 0
-    for together in (each for each in joint.to_sets() if len(each) > 1):
+    for together in joint.to_sets():
+        if len(together) < 2 and joint[min(together)] not in saved:
+            continue
         unfused = sum(wide.annotated.costs[wide.nodes[i].name].bytes for i in together)
         most = unfused - fused_traffic(wide, boundary(wide, together))
         total += max(most, saved.get(joint[next(iter(together))], 0))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.dry_run import dry_run
+from fusion_advisor.workflows.generate import GENERATES_BY, GenerateCall
 from fusion_advisor.workflows.placed import Placed
 
 
@@ -173,8 +173,8 @@ def apply(
     if isinstance(model, torch.nn.Module):
         unapply(model)
         model.compile(backend=backend, dynamic=dynamic)
-        if hasattr(model, _BY_GENERATE):
-            setattr(model, _BY_GENERATE, _CallOfGenerate(model, backend))
+        if hasattr(model, GENERATES_BY):
+            setattr(model, GENERATES_BY, GenerateCall(model, backend))
     else:
         done.run = torch.compile(model, backend=backend, dynamic=dynamic)
     if example_inputs is not None or example_kwargs is not None:
@@ -194,62 +194,7 @@ def unapply(model: torch.nn.Module | Callable[..., Any]) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"unapply: {type(model).__name__} is no module; apply changed none")
     model._compiled_call_impl = None
-    vars(model).pop(_BY_GENERATE, None)
-
-
-_BY_GENERATE = "get_compiled_call"
-"""Method by which `generate()` of transformers compiles the call of one token."""
-_A_CACHE = "is_compileable"
-"""What a cache of transformers has."""
-
-
-@dataclass
-class _CallOfGenerate:
-    """That method of one model, whose calls run kernels. A copy of the model has its own again."""
-
-    model: Any
-    backend: partial[Callable[..., Any]]
-    known: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
-    seen: set[int] = field(default_factory=set[int])
-
-    def __call__(self, config: Any) -> Callable[..., Any]:
-        """Call for a configuration of transformers; None is the model's default. One that names
-        another compiler than Inductor has it."""
-        config = config or self.model._default_compile_config()
-        if config.backend != "inductor":
-            return getattr(type(self.model), _BY_GENERATE)(self.model, config)
-        if str(config) not in self.known:
-            options = {**self.backend.keywords["options"], **(config.options or {})}
-            compiled = torch.compile(
-                self.model._call_impl, fullgraph=config.fullgraph, dynamic=config.dynamic,
-                backend=partial(self.backend, mode=config.mode, options=options),
-            )  # fmt: skip
-            self.known[str(config)] = partial(self._call, compiled)
-        return self.known[str(config)]
-
-    def _call(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call that finds the cache where it lies. A cache that the compiled call of the prompt has
-        made does not say so by itself, and CUDA graphs then take no graph that writes into it."""
-        for cache in (each for each in kwargs.values() if hasattr(each, _A_CACHE)):
-            if id(cache) not in self.seen:
-                self.seen.add(id(cache))
-                weakref.finalize(cache, self.seen.discard, id(cache))
-                for tensor in _kept_in(cache):
-                    torch._dynamo.mark_static_address(tensor)
-        return compiled(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.model, _BY_GENERATE)
-
-
-def _kept_in(cache: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a cache of transformers, and of the caches in it."""
-    for layer in getattr(cache, "layers", ()):
-        leaves = pytree.tree_leaves(vars(layer))
-        yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    for part in vars(cache).values():
-        if hasattr(part, _A_CACHE):
-            yield from _kept_in(part)
+    vars(model).pop(GENERATES_BY, None)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune
-from fusion_advisor.dynamo.partition import Occurrence
+from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Tensor
@@ -244,6 +244,27 @@ def test_what_inductor_would_have_fused_is_charged() -> None:
     assert cut.blocked_bytes == 2 * x.numel() * 2
     assert cut.blocked_us > 1e6 * cut.blocked_bytes / RULES.device("h200").bandwidth
     assert not cut.wins
+
+
+def test_attention_that_is_written_out_is_inductors() -> None:
+    """For BERT's and most other forms it has one operator, unless the softmax is a kernel."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
+        return ((q @ k.transpose(-1, -2) / 8 + mask).softmax(-1)) @ v
+
+    heads, mask = torch.empty(48, 4096, 64, dtype=torch.bfloat16), torch.empty(4096, 4096)
+    inputs = (heads, heads, heads, mask.bfloat16())
+
+    def whys(function: Any, *inputs: torch.Tensor, **how: bool) -> list[str]:
+        given = [each.to("meta") for each in inputs]
+        graph = flow_of(function, *given).annotated.graph
+        found = divide(graph, RULES.device("h200"), RULES, InnerCompiler(**how), ())
+        return [place.why for place in found.places]
+
+    (why,) = whys(attention, *inputs)
+    assert why.startswith("attention that is written out")
+    assert whys(attention, *inputs, take_all=True) != [why]
+    assert whys(lambda q, m: (q @ q.transpose(-1, -2) / 8 + m).softmax(-1), heads, mask) != [why]
 
 
 def test_what_waits_for_a_matmul_is_no_neighbour() -> None:

@@ -83,7 +83,7 @@ def softmax(a: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("columns", "rows", "warps"),
-    [(64, 16, 1), (96, 8, 1), (49, 16, 1), (77, 8, 1), (197, 4, 1), (1000, 1, 1), (1500, 1, 4)],
+    [(64, 16, 1), (96, 8, 1), (49, 16, 1), (77, 8, 1), (197, 4, 1), (1000, 1, 1), (1500, 1, 2)],
 )
 def test_rows_of_up_to_a_thousand_elements_have_one_warp(
     columns: int, rows: int, warps: int
