@@ -128,7 +128,7 @@ def functional(run: Callable[..., Any]) -> Callable[..., Any]:
             copies = [(old, from_fun(new)) for old, new in written]
         for old, new in copies:
             old.copy_(new)
-        return pytree.tree_map(lambda each: each() if isinstance(each, _Lies) else each, results)
+        return pytree.tree_map(_view_of, results)
 
     return functional
 
@@ -154,6 +154,11 @@ class _Lies:
         if same and all(statically_known_true(a == b) for a, b in zip(mine, its, strict=True)):
             return one
         return one.as_strided(other.shape, other.stride(), other.storage_offset())
+
+
+def _view_of(value: Any) -> Any:
+    """Result of a run: a view of the input where it lies in one, else the value."""
+    return value() if isinstance(value, _Lies) else value
 
 
 def fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:

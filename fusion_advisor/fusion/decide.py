@@ -60,7 +60,8 @@ class Decision:
     def accepted(self) -> bool:
         """Whether a set becomes a kernel: several launches, or one of eager's that is slow."""
         launches = self.subject.launches
-        worth = len(launches) > 1 or self.subject.cost(launches[0]).pattern == "reduction"
+        reduces = any(self.subject.cost(launch).pattern == "reduction" for launch in launches)
+        worth = len(launches) > 1 or reduces
         return worth and not self.unplaced and all(g.outcome == "holds" for g in self.gates)
 
     @property

@@ -281,7 +281,7 @@ def test_what_waits_for_a_matmul_is_no_neighbour() -> None:
 
 def test_the_names_of_our_options_stay() -> None:
     """What is not ours goes to Inductor, which refuses what it does not know."""
-    given = {"inner": "eager", "take_all": True, "device": "h200", "rules": ()}
+    given = {"inner": "eager", "take_all": True, "device": "h200", "rules": (), "tune": "off"}
     asked = dict(given)
     options_of = importlib.import_module("fusion_advisor.dynamo.backend")._options
     chosen = options_of(None, asked)
