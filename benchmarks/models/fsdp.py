@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 -m benchmarks.models.fsdp [--steps 12] [--seconds 300] [--out FILE]
 
 Four layers of Llama-3-8B's width and vocabulary in bfloat16 on random weights, 2 x 2048 tokens a
-GPU: forward, loss, backward, AdamW. `blocks` compiles layer by layer, as FSDP2's users do, `whole` the
-model. Losses are of the same data from the same weights in every way; a step is the median of the
-second half of the steps, on the slowest GPU; graphs and breaks are Dynamo's counters.
+GPU: forward, loss, backward, AdamW. `blocks` compiles layer by layer, as FSDP2's users do, `whole`
+the model. Losses are of the same data from the same weights in every way; a step is the median of
+the second half of the steps, on the slowest GPU; graphs and breaks are Dynamo's counters.
 """
 # transformers and torch.distributed are partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
