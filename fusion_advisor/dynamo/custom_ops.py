@@ -29,7 +29,7 @@ from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.dynamo.partition import Occurrence
 from fusion_advisor.dynamo.rewrites.nodes import alike, kept_by_a_module
-from fusion_advisor.frontend.aot import Lowered
+from fusion_advisor.frontend.aot import Lowered, take_apart
 from fusion_advisor.frontend.expansions import describe, symbolic
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref
@@ -144,11 +144,14 @@ def _replace(
 
 
 def _node_of(lowered: Lowered, flow: Dataflow, ref: Ref) -> torch.fx.Node:
-    node = lowered.origins.get(ref)
-    if node is None:
-        op = flow.nodes[flow.position[ref.node]].op
-        raise NotReplaceable(f"{op} is a part of one call in the graph, which cannot be cut there")
-    return node
+    launch = flow.nodes[flow.position[ref.node]]
+    if ref not in lowered.origins:
+        take_apart(lowered, launch.fx)
+    if ref not in lowered.origins:
+        raise NotReplaceable(
+            f"{launch.op} is a part of one call in the graph, which cannot be cut there"
+        )
+    return lowered.origins[ref]
 
 
 def _check_device(nodes: Sequence[torch.fx.Node], *, anywhere: bool) -> None:

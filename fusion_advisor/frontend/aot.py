@@ -11,6 +11,7 @@ their hints in the records: nothing here asks for a size in a way that fixes it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,14 +26,17 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.frontend.decompositions import COMPOSITES, eager_dropout
-from fusion_advisor.frontend.eager_trace import EagerTrace
+from fusion_advisor.frontend.eager_trace import EagerTrace, composite_key
 from fusion_advisor.frontend.expansions import hint, identifier
 from fusion_advisor.frontend.export import Placeholder, Traced, launch
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.support.errors import CaptureError
+
+_log = logging.getLogger(__name__)
 
 _VIEW = torch.ops.aten.as_strided.default
 """Operator by which a result lies in an input that was written."""
@@ -80,6 +84,50 @@ def _recorded(traced: torch.fx.GraphModule, placeholders: list[Placeholder]) -> 
     outputs = launch(Traced(traced, placeholders, "dynamo"), launcher)
     graph = Graph(tuple(launcher.nodes), outputs, captured_by="dynamo", source="torch.compile")
     return Lowered(traced, graph, launcher.origins)
+
+
+def take_apart(lowered: Lowered, name: str) -> None:
+    """Replace one call of the graph by the calls that its operator makes, which the records have
+    already, and give those their FX nodes. A call that cannot be traced by itself stays whole."""
+    call = next((node for node in lowered.module.graph.nodes if node.name == name), None)
+    found = None if call is None else call.meta.get("val")
+    if call is None or not isinstance(found, FakeTensor):
+        return
+    operator: Any = call.target
+    key, operands = composite_key(operator), call.all_input_nodes
+    if key is None:
+        return
+
+    def run(*given: Any) -> Any:
+        values = dict(zip(operands, given, strict=True))
+        return operator(*map_arg(call.args, values.get), **map_arg(call.kwargs, values.get))
+
+    given = [node.meta["val"] for node in operands]
+    parts = {operator: partial(operator._op_dk, key)}
+    try:
+        with found.fake_mode, enable_python_dispatcher():
+            traced = make_fx(run, decomposition_table=parts)(*given)
+    except (RuntimeError, TypeError) as error:  # as where it asks for a symbolic size as a number
+        _log.debug("%s kept whole: %s", operator, error)
+        return
+    made = [node for node in traced.graph.nodes if node.op == "call_function"]
+    result = traced.graph.output_node().args[0]
+    others = len(traced.graph.nodes) - len(made) - len(operands) - 1
+    if others or any(map(_writes, made)) or not isinstance(result, torch.fx.Node):
+        return
+    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True))
+    with lowered.module.graph.inserting_before(call):
+        lowered.module.graph.graph_copy(traced.graph, copies)
+    whole = copies[result]
+    launches = (launched for launched in lowered.graph.nodes if launched.fx == name)
+    for node in made:
+        copies[node].meta = {**call.meta, **node.meta}
+    for launched, node in zip(launches, made, strict=False):
+        if launched.op != str(node.target):
+            break
+        lowered.origins[Ref(launched.name)] = copies[node]
+    call.replace_all_uses_with(whole)
+    lowered.origins.update({ref: whole for ref, node in lowered.origins.items() if node is call})
 
 
 def composites() -> dict[Any, Callable[..., Any]]:

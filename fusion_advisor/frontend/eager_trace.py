@@ -391,7 +391,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        key = _composite_key(func)
+        key = composite_key(func)
         if key is not None and (parts := self._in_parts(func, key, args, kwargs)):
             return parts[0]
         result = _on_cuda(func, args, kwargs)
@@ -535,7 +535,7 @@ def _shares(func: Any) -> bool:
     return any(argument.alias_info is not None for argument in func._schema.arguments)
 
 
-def _composite_key(func: Any) -> torch._C.DispatchKey | None:
+def composite_key(func: Any) -> torch._C.DispatchKey | None:
     """Key of the kernel by which an operator without a meaning of its own calls others, on every
     device; None for another operator. Those over many tensors have a kernel of their own on CUDA,
     which a build for CPUs does not know."""

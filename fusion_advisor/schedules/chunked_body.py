@@ -282,12 +282,12 @@ class ChunkedBody(Body):
         expr = self.region.exprs[moments.squares]
         self.scope.body.append(self._count_seen(moments, seen.id))
         self._assign(moments.total, self._reduce(expr, seen * mean))
-        total = self.value(moments.total)
-        count, centre = self.names.claim("count"), self.names.claim("centre")
-        away = mean - Name(centre)
-        moved = spread + seen * away * away
-        self.scope.let(count, self._reduce(expr, seen))
-        self.scope.let(centre, total / Name(count))
-        self._assign(moments.squares, self._reduce(expr, moved))
-        if moments.rest is not None:
+        self._emit([moments.mean])
+        away = mean - self.value(moments.mean)
+        if self.region.exprs[moments.mean].op == "round" and moments.rest and moments.lost:
+            self._assign(moments.rest, self._reduce(expr, seen * away))
+            self._emit([moments.lost])
+            away = away - self.value(moments.lost)
+        elif moments.rest is not None:  # the mean has all its digits
             self.scope.values[moments.rest] = ZERO
+        self._assign(moments.squares, self._reduce(expr, spread + seen * away * away))

@@ -27,12 +27,15 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class Moments:
-    """`squares` sums (`value` − mean)², where the mean comes from the sum `total`; `rest` is the
-    sum of what rounding left over in the deviations, where the source takes it back."""
+    """`squares` sums (`value` − `mean`)², where the mean comes from the sum `total`. Where the
+    source takes back what rounding left over in the deviations, `rest` is the sum of that and
+    `lost` its mean."""
 
     value: int
     total: int
+    mean: int
     rest: int | None
+    lost: int | None
     squares: int
 
 
@@ -174,25 +177,31 @@ def _moments(region: Region, number: int) -> Moments | None:
     outer = _centred(region, square.args[0], expr.axes)
     if outer is None:
         return None
-    value, total = outer
-    inner = _centred(region, value, expr.axes)
+    inner = _centred(region, outer[0], expr.axes, about=True)
     if inner is None:
-        return Moments(value, total, None, number)
-    return Moments(inner[0], inner[1], total, number)
+        return Moments(*outer, None, None, number)
+    return Moments(*inner, *outer[1:], number)
 
 
-def _centred(region: Region, number: int, axes: tuple[int, ...]) -> tuple[int, int] | None:
-    """The value and the sum that makes its mean, where a value is what it differs from its mean."""
+def _centred(
+    region: Region, number: int, axes: tuple[int, ...], *, about: bool = False
+) -> tuple[int, int, int] | None:
+    """The value, the sum that makes its mean, and the mean, where a value is what it differs from
+    its mean; `about`: or from its mean to fewer digits."""
     apart = region.exprs[_bare(region, number)]
     if apart.op != "sub":
         return None
-    value, mean = _bare(region, apart.args[0]), region.exprs[_bare(region, apart.args[1])]
-    if mean.op != "div":
+    value, mean = (_bare(region, arg) for arg in apart.args)
+    made = region.exprs[mean]
+    if about and made.op == "round":
+        made = region.exprs[_bare(region, made.args[0])]
+    if made.op != "div":
         return None
-    total, count = _bare(region, mean.args[0]), region.exprs[_bare(region, mean.args[1])]
+    total, divisor = (_bare(region, arg) for arg in made.args)
+    count = region.exprs[divisor]
     reduced = region.exprs[total]
     whole = count.op in ("size", "taken") and set(count.axes) == set(axes)
     summed = reduced.op == "reduce" and reduced.monoid == "sum" and reduced.axes == axes
     if whole and summed and _bare(region, reduced.args[0]) == value:
-        return value, total
+        return value, total, mean
     return None

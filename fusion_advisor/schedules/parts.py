@@ -37,13 +37,14 @@ class Cut:
     before: int
     """How many kernels there are already."""
     exact: bool = True
-    """Are sums of scaled terms combined in float64? Once a row that costs nothing; where every
-    program combines, eager's own precision has to do."""
+    """Are sums of scaled terms combined in float64, and means out of two sums of a part? Once a row
+    that costs nothing; where every program combines, eager's own precision has to do."""
 
     @property
     def partials(self) -> dict[int, Output]:
         """What the parts of a row leave in memory for each reduction of the pass."""
-        rests = {m.rest for m in self.first.moments}
+        rests = {m.rest for m in self.first.moments if m.rest is not None}
+        left_out = set[int]() if self.exact and not self.narrow else rests
         return {
             number: space(
                 self._name(number, "part"),
@@ -52,8 +53,13 @@ class Cut:
                 self.region.exprs[number].dtype,
                 self.sizes,
             )
-            for number in sorted(self.first.found - rests)
+            for number in sorted(self.first.found - left_out)
         }
+
+    @property
+    def narrow(self) -> bool:
+        """Whether results are rounded to less than float32."""
+        return all(DTYPE_BYTES[output.tensor.dtype] < 4 for output in self.region.outputs)
 
     @property
     def kind(self) -> str:
@@ -61,8 +67,7 @@ class Cut:
         rounded to less, in float32. It takes fewer registers, so that more programs are resident,
         and no division in float64: LayerNorm over 24576 bfloat16 columns in parts of 4096 took 338
         us on an H200, and takes 295."""
-        narrow = all(DTYPE_BYTES[output.tensor.dtype] < 4 for output in self.region.outputs)
-        return "float32" if narrow and not self.exact else "float64"
+        return "float32" if self.narrow and not self.exact else "float64"
 
     @property
     def length(self) -> int:
@@ -95,7 +100,7 @@ class Cut:
         """Every reduction of the pass, over one part of each row."""
         pool, known = pool_of(self.region, self.sizes), dict[int, int]()
         for moments in self.first.moments:
-            known |= _local_moments(pool, moments)
+            known |= _local_moments(pool, moments, back=moments.rest in self.partials)
         outputs = [
             replace(left, value=known.get(number, number)) for number, left in self.partials.items()
         ]
@@ -168,24 +173,42 @@ class Cut:
         return sorted(traced(wanted, further).ends)
 
 
-def _shift(pool: Pool, moments: Moments) -> int:
+def _shift(pool: Pool, moments: Moments, *, back: bool) -> int:
     """The first element of each row: what its moments are taken about, so that a large mean with
     a small spread loses nothing."""
     axes = pool.exprs[moments.total].axes
-    return pool.pulled(moments.value, dict.fromkeys(axes, pool.whole(0)))
+    first = pool.pulled(moments.value, dict.fromkeys(axes, pool.whole(0)))
+    return _coarse(pool, first) if back else first
 
 
-def _local_moments(pool: Pool, moments: Moments) -> dict[int, int]:
-    """The sum, and the squared deviations from the mean, of a part of a row."""
+def _coarse(pool: Pool, value: int) -> int:
+    """A number of few digits near a value, to subtract from many: one with more digits than they
+    have rounds most of the differences to the same side, which their sum then is off by."""
+    if pool.exprs[value].dtype != "float32":
+        return value
+    return pool.add(Expr("round", (value,), "float32", to="bfloat16"))
+
+
+def _local_moments(pool: Pool, moments: Moments, *, back: bool) -> dict[int, int]:
+    """The sum, and the squared deviations from the mean, of a part of a row. With `back`, where the
+    mean of a whole row may be far smaller than what is summed here, the sum is in two: about how
+    large the mean of the part is, and the sum of the deviations from that."""
     expr = pool.exprs[moments.total]
-    value = apply(pool, "sub", moments.value, _shift(pool, moments))
+    value = apply(pool, "sub", moments.value, _shift(pool, moments, back=back))
     label = pool.labels.get(moments.squares, "")
-    total = pool.add(replace(expr, args=(value,)), label)
-    count = pool.add(Expr("taken", (), expr.dtype, axes=expr.axes))
-    apart = apply(pool, "sub", value, apply(pool, "div", total, count))
-    square = apply(pool, "mul", apart, apart)
-    squares = pool.add(replace(expr, args=(square,)), label)
-    return {moments.total: total, moments.squares: squares}
+
+    def total(of: int) -> int:
+        return pool.add(replace(expr, args=(of,)), label)
+
+    whole, count = total(value), pool.add(Expr("taken", (), expr.dtype, axes=expr.axes))
+    mean = apply(pool, "div", whole, count)
+    mean = _coarse(pool, mean) if back else mean
+    apart, found = apply(pool, "sub", value, mean), {moments.total: whole}
+    if back and moments.rest is not None:
+        left = total(apart)
+        found = {moments.total: mean, moments.rest: left}
+        apart = apply(pool, "sub", apart, apply(pool, "div", left, count))
+    return found | {moments.squares: total(apply(pool, "mul", apart, apart))}
 
 
 @dataclass
@@ -242,11 +265,15 @@ class _Whole:
         """Chan's combination of means and squared deviations."""
         pool, cut = self.pool, self.cut
         expr = self.region.exprs[moments.total]
-        part, shift = self._wide(self._part(moments.total)), self._wide(_shift(pool, moments))
+        back, part = moments.rest in cut.partials, self._wide(self._part(moments.total))
+        shift = self._wide(_shift(pool, moments, back=back))
+        count = self._count(expr)
+        if back and moments.rest is not None:
+            left = self._wide(self._part(moments.rest))
+            part = apply(pool, "add", apply(pool, "mul", part, count), left)
         whole = summed(pool, part, (cut.parts,))
         size = self._wide(pool.add(Expr("size", (), "float32", axes=expr.axes)))
         one = constant(pool, "1.0", cut.kind)
-        count = self._count(expr)
         inverse = apply(pool, "div", one, size)  # ready before the parts are
         centre = apply(pool, "mul", whole, inverse)
         own = apply(pool, "mul", part, apply(pool, "div", one, count))

@@ -58,6 +58,12 @@ def test_gradients_of_longer_scenarios(long_scenarios: dict[str, Facts], name: s
     _near_in_both_passes(facts_of(long_scenarios, name))
 
 
+def test_a_call_of_several_launches_is_taken_apart(scenarios: dict[str, Facts]) -> None:
+    """The gradient of an embedding scatters what it has masked, in one call of the graph; the mask
+    belongs to what comes before."""
+    assert facts_of(scenarios, "a_language_model")["left"] == []
+
+
 def test_inductor_knows_the_operators_before_it_meets_them(scenarios: dict[str, Facts]) -> None:
     assert facts_of(scenarios, "through_inductor")["unknown"] == []
 

@@ -293,6 +293,20 @@ def test_a_part_of_three_operands_has_a_power_of_two_of_warps() -> None:
     assert [(plan.schedule, step.warps) for step in plan.steps] == [("cooperative", 4)]
 
 
+@pytest.mark.parametrize("shape", [(8, 2, 64), (4, 2, 100_000)])
+def test_a_mean_that_is_kept_is_as_exact_in_parts(shape: tuple[int, ...], worker: Worker) -> None:
+    """Of what a training step keeps of a norm for its backward pass. The elements of a row are far
+    from their mean, which is near zero: what they are summed about must not decide how exact it
+    is."""
+
+    def kept(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        variance, mean = torch.var_mean(y, (1, 2), correction=0)
+        return mean, torch.rsqrt(variance + 1e-5)
+
+    plans = [plan.schedule for plan in plans_of(kept, x(*shape))]
+    assert checked(kept, (x(*shape),), worker, plan=plans.index("split")) is None
+
+
 # -- windows that are cut off at the rim -----------------------------------------------------------
 
 

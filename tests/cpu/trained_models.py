@@ -108,6 +108,7 @@ def said(told: list[Outcome]) -> Facts:
         "phases": [outcome.phase for outcome in told],
         "taken": [len(outcome.taken) for outcome in told],
         "why": [outcome.why for outcome in told],
+        "left": [place.why for outcome in told for place in outcome.left],
     }
 
 
