@@ -58,7 +58,8 @@ class PiecedBody(Body):
         self._rest = self.beside(Rest, self.step, names, self.scopes)
         self._rest.prepare()
         first, rest = self._columns(None), self._rest._columns(COLS)
-        return [*self._row(self._number), first[0], *rest]
+        row = self._row(self._number) if self.step.outer else []
+        return [*row, first[0], *rest]
 
     @property
     def _within_row(self) -> Tile | None:

@@ -24,6 +24,7 @@ from fusion_advisor.tile.program import TileFunction
 from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .generated import FUNCTIONS, SCHEDULES
+from .regions import RULES
 from .tile_checks import fault, programs
 from .tile_interpreter import Launched
 from .tile_mutants import LaunchMutant, Mutant, launch_mutants, mutants
@@ -156,7 +157,8 @@ def test_a_few_mutants_of_each_kernel_are_found(name: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ALL)
 def test_every_mutant_is_found(name: str) -> None:
-    assert surviving(name, iter(of_programs(name)), 5) == []
+    """By as many draws as the checking child has."""
+    assert surviving(name, iter(of_programs(name)), RULES.verify.seeds.count) == []
 
 
 def test_there_are_mutants_of_every_kind_and_few_that_need_an_argument() -> None:

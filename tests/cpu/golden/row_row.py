@@ -59,7 +59,6 @@ def row_row_results_kernel(
 ):
     # One program holds one whole row in pieces on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    row = wide(tl.program_id(0), FAR)
     col = wide(tl.arange(0, COLS), FAR)
     rest = COLS + wide(tl.arange(0, REST), FAR)
     rest_mask = rest < cols
