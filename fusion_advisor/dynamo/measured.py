@@ -51,11 +51,6 @@ Tune = Literal["off", "cached", "now"]
 """Whether configurations are those of the rules, also those that an earlier run found, or also
 found now."""
 
-_MEMORY = 0.1
-"""Share of the free memory that operands may take."""
-_COMPILING = 8
-"""Kernels that are compiled at a time."""
-
 
 class KernelRuns(Protocol):
     """Operands of a kernel on a GPU, and what is done with them."""
@@ -249,7 +244,7 @@ class DeviceKernelRuns:
     known: Truth | None = None
 
     def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
-        with ThreadPoolExecutor(_COMPILING) as pool, _apart(self.gpu):
+        with ThreadPoolExecutor(self.rulebook.tuning.compiled.count) as pool, _apart(self.gpu):
             failures = list(pool.map(self._failure, kernels))
             calls = [
                 partial(self._operator(kernel), *self.operands)
@@ -304,8 +299,8 @@ def on_gpu(
     """Operands like the given records at the sizes of this call: floats drawn from a normal
     distribution by a generator of its own, integers zero, which index anything."""
     with _apart(gpu):
-        free, _ = torch.cuda.mem_get_info(gpu)
-        if sum(t.extent * getattr(torch, t.dtype).itemsize for t in tensors) > _MEMORY * free:
+        most = rulebook.tuning.memory.value * torch.cuda.mem_get_info(gpu)[0]
+        if sum(t.extent * getattr(torch, t.dtype).itemsize for t in tensors) > most:
             return None
         drawn = torch.Generator(gpu).manual_seed(0)
 

@@ -493,10 +493,12 @@ class Tuning(Table):
     finalists: Count
     timeout: Seconds
     offered: Plans
-    """Plans that the backend tries of one kernel, for `spent` in one graph; of a kernel that takes
-    at least `least`."""
+    """Plans that the backend tries of one kernel, `compiled` at a time, for `spent` in one graph;
+    of a kernel that takes at least `least`, on operands that take `memory` of what is free."""
     spent: Seconds
     least: Time
+    compiled: Count
+    memory: Share
 
 
 class Rulebook(Table):
