@@ -129,25 +129,25 @@ class Stopwatch:
     def _chosen(self, flow: Dataflow, place: Occurrence) -> _Chosen:
         own, tuning = place.kernel, self.rulebook.tuning
         assert own is not None
-        rules = _Chosen(place.decision, own)
         tuned = self.tune != "off" and place.decision.fused_us >= tuning.least.value
-        if tuned and (known := self._known(flow, place, own)):
-            return known
+        known = self._known(flow, place, own) if tuned else None
+        first = known or _Chosen(place.decision, own)
         doubtful = self.rulebook.inductor.timed.value <= place.worth_us < inf
-        searched = tuned and self.tune == "now" and time.monotonic() < self.until
+        late = self.tune != "now" or time.monotonic() > self.until
+        searched = tuned and known is None and not late
         if not (doubtful or searched):
-            return rules
+            return first
         tensors = [flow.annotated.tensors[ref] for ref in _inputs(place)]
         runs = self.prepare(tensors)
         if runs is None:
-            return rules
+            return first
         if searched:
             found = self._searched(flow, place, own, runs)
             if found is not None:
                 return found
-        (series,) = runs.timed([own], 1).series
+        (series,) = runs.timed([first.kernel], 1).series
         us = statistics.median(series.us) if series.us else None
-        return replace(rules, us=us, failure=series.failure or "")
+        return replace(first, us=us, failure=series.failure or "")
 
     def _known(self, flow: Dataflow, place: Occurrence, own: Kernel) -> _Chosen | None:
         """Choice of an earlier run; None where there is none."""

@@ -368,6 +368,8 @@ def test_the_fastest_configuration_is_placed_and_kept(own_cache: Path) -> None:
     again, _ = watched(later, tune="cached")
     assert (again.kernel, later.asked) == (place.kernel, 0)
     assert "tuned by an earlier run: " in again.why
+    slow, _ = watched(Told(lambda kernel: 1774.0), 650.0, tune="cached")
+    assert (slow.kernel, slow.why[:13]) == (None, "takes 1774 us"), "it has to win here, too"
     assert watched(Told(us), tune="off")[0].kernel == own
 
 
