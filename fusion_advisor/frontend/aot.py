@@ -38,9 +38,6 @@ from fusion_advisor.support.errors import CaptureError
 
 _log = logging.getLogger(__name__)
 
-_VIEW = torch.ops.aten.as_strided.default
-"""Operator by which a result lies in an input that was written."""
-
 
 @dataclass(frozen=True)
 class Lowered:
@@ -167,16 +164,20 @@ def functional(run: Callable[..., Any]) -> Callable[..., Any]:
             ]
 
             def value(result: Any) -> Any:
-                """Value of a result; of one that lies in a written input, where it lies."""
-                inside = (old for old, new in written if _in_one_memory(result, new))
-                whole = next(inside, None)
-                return from_fun(result) if whole is None else _Lies(whole, result)
+                """Value of a result; of an input that was written and is given back, the input."""
+                inside = ((old, new) for old, new in written if _in_one_memory(result, new))
+                old, new = next(inside, (None, None))
+                if new is None:
+                    return from_fun(result)
+                if not _is_one_view(result, new):  # where an input lies is nothing to build upon
+                    raise CaptureError("it returns a part of an input which it writes")
+                return old
 
             results = pytree.tree_map(value, found)
             copies = [(old, from_fun(new)) for old, new in written]
         for old, new in copies:
             old.copy_(new)
-        return pytree.tree_map(_view_of, results)
+        return results
 
     return functional
 
@@ -188,25 +189,12 @@ def _in_one_memory(result: Any, written: torch.Tensor) -> bool:
     return result.untyped_storage()._cdata == written.untyped_storage()._cdata
 
 
-@dataclass(frozen=True)
-class _Lies:
-    """Place of a result in an input; the view itself is made once that is written."""
-
-    whole: torch.Tensor
-    result: torch.Tensor
-
-    def __call__(self) -> torch.Tensor:
-        one, other = self.whole, self.result
-        mine, its = ((t.storage_offset(), *t.shape, *t.stride()) for t in (one, other))
-        same = one.dim() == other.dim()
-        if same and all(statically_known_true(a == b) for a, b in zip(mine, its, strict=True)):
-            return one
-        return one.as_strided(other.shape, other.stride(), other.storage_offset())
-
-
-def _view_of(value: Any) -> Any:
-    """Result of a run: a view of the input where it lies in one, else the value."""
-    return value() if isinstance(value, _Lies) else value
+def _is_one_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors in one memory are the same elements in the same order."""
+    if one.dim() != other.dim():
+        return False
+    mine, its = ((t.storage_offset(), *t.shape, *t.stride()) for t in (one, other))
+    return all(statically_known_true(a == b) for a, b in zip(mine, its, strict=True))
 
 
 def fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
@@ -244,13 +232,13 @@ def _placeholders(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[P
 
 
 def _refuse_early_writes(traced: torch.fx.GraphModule) -> None:
-    """Raise CaptureError where a write in place is not at the end, where only results that lie in
-    what is written may follow: a functional graph is not the same to its caller else."""
+    """Raise CaptureError where a write in place is not at the end: a functional graph is not the
+    same to its caller there."""
     written: list[torch.fx.Node] = []
     for node in traced.graph.nodes:
         if _writes(node):
             written.append(node)
-        elif written and node.op != "output" and node.target is not _VIEW:
+        elif written and node.op != "output":
             raise CaptureError(f"{written[-1].target} writes in place before {node.target}")
 
 

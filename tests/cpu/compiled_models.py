@@ -323,20 +323,31 @@ def state_written_in_place() -> Facts:
 
 
 def result_in_a_written_input() -> Facts:
-    """The caller may go on writing through what it gets, whole or a part: that is no copy."""
+    """The caller may go on writing through what it gets: that is no copy. It gets the input itself,
+    or a part of it, wherever the input lies in its memory."""
 
     def scaled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.mul_(2)
-        return x, x[1:, 1], torch.tanh(x.exp() + 1)
+        return x, torch.tanh(x.exp() + 1)
 
+    def scaled_part(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.mul_(2)
+        return x[1:, 1], torch.tanh(x.exp() + 1)
+
+    facts: Facts = {"x": [], "said": [], "taken": []}
     with torch.no_grad(), mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}):
-        x = torch.ones(2, 2)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            whole, part, _ = compiled(scaled)(x)
-        whole.add_(1)
-        part.add_(2)
-    return {"x": x.tolist(), "said": [str(w.message) for w in said], **seen()}
+        for function in (scaled, scaled_part):
+            run = compiled(function)
+            for start in (0, 2):
+                whole = torch.ones(6)
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    result, _ = run(whole[start : start + 4].view(2, 2))
+                result.add_(1)
+                facts["x"].append(whole.tolist())
+                facts["said"].append([str(w.message) for w in said])
+                facts["taken"].append(seen()["taken"])
+    return facts
 
 
 def a_fault_of_ours() -> Facts:
