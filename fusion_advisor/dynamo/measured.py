@@ -37,7 +37,7 @@ from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.config_space import configuration, offered
 from fusion_advisor.measure.driver import timing_rules
 from fusion_advisor.measure.protocol import Series, Turns
-from fusion_advisor.measure.search import Contender, SearchResult, search
+from fusion_advisor.measure.search import Proven, contenders, search
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
@@ -137,8 +137,7 @@ class Stopwatch:
         searched = tuned and known is None and not late
         if not (doubtful or searched):
             return first
-        tensors = [flow.annotated.tensors[ref] for ref in _inputs(place)]
-        runs = self.prepare(tensors)
+        runs = self.prepare(_operands(flow, place))
         if runs is None:
             return first
         if searched:
@@ -155,56 +154,59 @@ class Stopwatch:
             kept = str(read(self._entry(flow, place, own))["configuration"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        said = f"tuned by an earlier run: {kept}"
+        return self._configured(flow, place, own, kept, f"tuned by an earlier run: {kept}")
+
+    def _searched(
+        self, flow: Dataflow, place: Occurrence, own: Kernel, runs: KernelRuns
+    ) -> _Chosen | None:
+        """Fastest of the configurations that are offered; None where none could be timed."""
+
+        def emitted(decision: Decision) -> Kernel | str:
+            return attempt(flow, decision, place.name, self.rulebook)
+
+        def proven(kernel: Kernel) -> Proven:
+            return runs.proven(kernel, own), None
+
+        tried = offered(place.decision, self.rulebook)
+        first, *others = contenders(place.decision, own, emitted, tried)
+        result = search(first, others, runs.timed, proven, self.rulebook)
+        if result.failure:
+            return None
+        kept = {"configuration": result.configuration}
+        put(self._entry(flow, place, own), kept, self.rulebook.cache.tuned.count)
+        times = f"{result.us:.1f} us for {result.own_us:.1f} by rule"
+        said = f"tuned: {result.configuration}, {times}"
+        found = self._configured(flow, place, own, result.configuration, said)
+        return found and replace(found, us=result.us)
+
+    def _configured(
+        self, flow: Dataflow, place: Occurrence, own: Kernel, wanted: str, said: str
+    ) -> _Chosen | None:
+        """Choice of a configuration by its words; None where it is not offered."""
         for decision in (place.decision, *offered(place.decision, self.rulebook)):
             plan = decision.subject.plan
-            if plan is not None and configuration(plan) == kept:
+            if plan is not None and configuration(plan) == wanted:
                 if decision is place.decision:
                     return _Chosen(decision, own)
                 kernel = attempt(flow, decision, place.name, self.rulebook)
                 return None if isinstance(kernel, str) else _Chosen(decision, kernel, said=said)
         return None
 
-    def _searched(
-        self, flow: Dataflow, place: Occurrence, own: Kernel, runs: KernelRuns
-    ) -> _Chosen | None:
-        """Fastest of the configurations that are offered; None where none could be timed."""
-        made = {own.text: (place.decision, own)}
-        for decision in offered(place.decision, self.rulebook):
-            kernel = attempt(flow, decision, place.name, self.rulebook)
-            if isinstance(kernel, Kernel):
-                made.setdefault(kernel.text, (decision, kernel))
-        first, *others = (
-            Contender(configuration(plan), kernel)
-            for decision, kernel in made.values()
-            if (plan := decision.subject.plan)
-        )
-        result = search(
-            first, others, runs.timed, lambda kernel: (runs.proven(kernel, own), None),
-            self.rulebook,
-        )  # fmt: skip
-        if result.failure:
-            return None
-        put(
-            self._entry(flow, place, own),
-            {"configuration": result.configuration},
-            self.rulebook.cache.tuned.count,
-        )
-        decision, kernel = made[result.kernel.text]
-        return _Chosen(decision, kernel, result.us, _said(result))
-
     def _entry(self, flow: Dataflow, place: Occurrence, own: Kernel) -> Path:
         """File of the user's cache for a kernel on this GPU, with operands like these."""
-        tensors = [flow.annotated.tensors[ref] for ref in _inputs(place)]
-        operands = [(t.dtype, [(n.bit_length(), n % 16 == 0) for n in t.shape]) for t in tensors]
+        operands = [
+            (t.dtype, [(n.bit_length(), n % 16 == 0) for n in t.shape])
+            for t in _operands(flow, place)
+        ]
         asked = {"kernel": does(own.text), "operands": operands, "gpu": self.gpu}
         return entry(cache_folder() / "tuned", {**asked, "rules": self.rulebook.hash})
 
 
-def _inputs(place: Occurrence) -> Sequence[Any]:
+def _operands(flow: Dataflow, place: Occurrence) -> list[Tensor]:
+    """Operands of a place's kernel, as the graph has them."""
     expressed = place.decision.subject.expressed
     assert expressed is not None
-    return expressed.inputs
+    return [flow.annotated.tensors[ref] for ref in expressed.inputs]
 
 
 def _kind(flow: Dataflow, place: Occurrence) -> object:
@@ -213,14 +215,8 @@ def _kind(flow: Dataflow, place: Occurrence) -> object:
     expressed = place.decision.subject.expressed
     if place.kernel is None or expressed is None or expressed.draws:
         return None
-    tensors = [flow.annotated.tensors[ref] for ref in expressed.inputs]
-    return place.kernel.text, tuple((t.shape, t.stride, t.dtype) for t in tensors)
-
-
-def _said(result: SearchResult) -> str:
-    if not result.proof:
-        return ""
-    return f"tuned: {result.configuration}, {result.us:.1f} us for {result.own_us:.1f} by rule"
+    operands = _operands(flow, place)
+    return place.kernel.text, tuple((t.shape, t.stride, t.dtype) for t in operands)
 
 
 # -- on the GPU ------------------------------------------------------------------------------------

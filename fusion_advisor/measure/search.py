@@ -108,7 +108,8 @@ def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
         def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
             return measure_turns(decision, kernels, rounds, worker, rules, timeout_s)
 
-        own, *others = contenders(decision, kernel, emitted, rulebook)
+        tried = neighbours(decision, rulebook)
+        own, *others = contenders(decision, kernel, emitted, tried)
         return search(own, others, timed, proven, rulebook)
 
     return searched
@@ -118,12 +119,11 @@ def contenders(
     decision: Decision,
     kernel: Kernel,
     emitted: Callable[[Decision], Kernel | str],
-    rulebook: Rulebook,
+    tried: Sequence[Decision],
 ) -> list[Contender]:
-    """Kernel of a group under the rules, and in each neighbouring configuration that can be
-    written."""
+    """Kernel of a group under the rules, and of each other decision on it that can be written."""
     found: list[Contender] = []
-    for each in (decision, *neighbours(decision, rulebook)):
+    for each in (decision, *tried):
         plan = each.subject.plan
         made = kernel if each is decision else emitted(each)
         if plan is not None and isinstance(made, Kernel):

@@ -323,7 +323,7 @@ def second(
         times = [20.0, 10.0, *(30.0 for _ in kernels)][: len(kernels)]
         return Turns(tuple(Series((us,) * rounds) for us in times), MACHINE)
 
-    own, *others = contenders(decision, kernel, emitted, RULES)
+    own, *others = contenders(decision, kernel, emitted, neighbours(decision, RULES))
     return search(own, others, timed, proven, RULES)
 
 
