@@ -3,8 +3,8 @@
 A graph that was captured once does not say which of its numbers follow from sizes. A file is right
 at other sizes of a dimension where the model was seen at others, with the same numbers
 (`Dataflow.varied`). Elsewhere it serves the captured size of dimensions that its views cut at
-numbers, and of an axis whose size a number in it equals: its reference has the same numbers, and is
-no way out.
+numbers, and of an axis whose size a number in it equals, or an axis that no input has, whose size is
+a number in it: its reference has the same numbers, and is no way out.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def held(
     }
     cuts = any(_cuts(node, expressed, free) for node in nodes)
     numbers = {abs(n) for node in nodes if not _places(node) for n in _numbers(node)}
+    numbers |= _made(expressed)
     told = _told(numbers, expressed.region.sizes, telling)
     return [
         (number, d)
@@ -60,6 +61,12 @@ def held(
         if dim and (f"in{number}", d) not in indexed and not varied & {*dim}
         if (cuts and not free_of(dim, free)) or told & {*dim}
     ]
+
+
+def _made(expressed: Expressed) -> set[float]:
+    """The sizes of axes that no input has: a tensor made there, of a size that may be an input's."""
+    read = {axis for ref in expressed.inputs for dim in expressed.dims[ref] for axis in dim}
+    return {float(n) for axis, n in expressed.region.sizes.items() if axis not in read}
 
 
 def free_of(dim: tuple[int, ...], free: Collection[int]) -> bool:

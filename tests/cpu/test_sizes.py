@@ -329,8 +329,9 @@ def kernels(model: torch.nn.Module, x: torch.Tensor, folder: Path) -> Iterator[A
     [
         "a, b = (x * 2 + 1).chunk(2, dim=-1)\n        return a * torch.sigmoid(b)",
         "return torch.exp(x - x.sum(-1, keepdim=True) / x.shape[-1])",
+        "return torch.relu(x) / x.new_ones(x.shape).sum(-1, keepdim=True)",
     ],
-    ids=["chunk", "mean by hand"],
+    ids=["chunk", "mean by hand", "a sum over what is made"],
 )
 @pytest.mark.filterwarnings("ignore:.*running eager instead")
 def test_an_emitted_file_refuses_a_size_that_is_a_number_in_it(tmp_path: Path, body: str) -> None:
