@@ -3,8 +3,8 @@
 A graph that was captured once does not say which of its numbers follow from sizes. A file is right
 at other sizes of a dimension where the model was seen at others, with the same numbers
 (`Dataflow.varied`). Elsewhere it serves the captured size of dimensions that its views cut at
-numbers, and of an axis whose size a number in it equals, or an axis that no input has, whose size is
-a number in it: its reference has the same numbers, and is no way out.
+numbers, and of an axis whose size a number in it equals, or that of an axis which no input has: its
+size is a number there. The reference has the same numbers, and is no way out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def held(
 
 
 def _made(expressed: Expressed) -> set[float]:
-    """The sizes of axes that no input has: a tensor made there, of a size that may be an input's."""
+    """The sizes of axes that no input has, as those of a tensor that is made like an input."""
     read = {axis for ref in expressed.inputs for dim in expressed.dims[ref] for axis in dim}
     return {float(n) for axis, n in expressed.region.sizes.items() if axis not in read}
 

@@ -76,7 +76,8 @@ class _Meaning:
             operands = iter(flow.operands[number])
             args = tuple(self._shown(arg, operands) for arg in node.args)
             named = ((name, self._shown(value, operands)) for name, value in node.kwargs)
-            kwargs = tuple(pair for pair in named if pair[0] not in _PLACE)
+            said = self._said(node)
+            kwargs = tuple(pair for pair in named if pair[0] not in said)
             if "_like." in node.op:  # what it is like counts by its layout alone
                 args = args[1:]
             given = node.name if node.kind != "call" else ""
@@ -84,6 +85,15 @@ class _Meaning:
             if flow.is_view(number):  # what it looks at, and how: `_of` tells the layout
                 row = "view", self._of(flow.base(flow.operands[number][0]))
             self._hashes.append(sha256(repr(row).encode()).hexdigest())
+
+    def _said(self, node: Node) -> tuple[str, ...]:
+        """Keywords that change nothing: where the tensor lives, and the dtype of a result that has
+        that of its first operand, which autocast gives to some operators."""
+        tensors = self._flow.annotated.tensors
+        dtypes = {tensors[ref].dtype for ref in [*node.refs()][:1] if ref in tensors}
+        dtypes |= {made.dtype for made in node.outputs if made}
+        unchanged = len(dtypes) == 1 and dtypes < _FLOATS
+        return (*_PLACE, "dtype") if unchanged else _PLACE
 
     def _shown(self, arg: Arg, operands: Iterator[Ref]) -> object:
         tensors = self._flow.annotated.tensors
@@ -129,6 +139,9 @@ class _Meaning:
 
 _PLACE = ("pin_memory", "device", "layout")
 """Keywords for where a tensor lives, which is the same for all of a model."""
+
+_FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
+"""Dtypes of which a reduction's result has its operand's; integers are widened."""
 
 
 def out_of_place(op: str) -> str:

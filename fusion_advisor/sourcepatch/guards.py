@@ -55,18 +55,31 @@ class Guards:
 
     # Another size.
 
-    def of_size(self, place: SourcePlace, edit: Edit, others: Sequence[Dataflow]) -> str:
+    def of_size(
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        others: Sequence[Dataflow],
+        served: Sequence[Dataflow] = (),
+    ) -> str:
         """Condition that a tensor has another size than it was captured in, as it has in all of
-        some graphs at other sizes. Raises NotPlaced where no name holds one."""
+        some graphs at other sizes: the size that differs in the fewest graphs that are `served`.
+        Raises NotPlaced where no name holds one."""
         tensors = self.flow.annotated.tensors
+        found: list[tuple[int, str]] = []
         for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
             ref = self.sources.value(word)
             if ref is None:
                 continue
             for dim, size in enumerate(tensors[ref].shape):
                 if all(each.annotated.tensors[ref].shape[dim] != size for each in others):
-                    return f"{name}.size({dim}) != {size}"
-        raise NotPlaced(f"line {edit.lines[0]}: it serves one size alone, which no name has there")
+                    lost = sum(each.annotated.tensors[ref].shape[dim] != size for each in served)
+                    found.append((lost, f"{name}.size({dim}) != {size}"))
+        if not found:
+            raise NotPlaced(
+                f"line {edit.lines[0]}: it serves one size alone, which no name has there"
+            )
+        return min(found, key=lambda one: one[0])[1]
 
     def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
         """Whether the text that an edit replaces launches other ops in another run of the model."""

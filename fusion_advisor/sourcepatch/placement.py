@@ -151,7 +151,13 @@ class Placement:
             and self._guards.launches_otherwise(place, edit, sources)
         ]
         if unserved:
-            guards.append(self._guards.of_size(place, edit, unserved))
+            left = {id(flow) for flow in unserved}
+            served = [
+                each.flow
+                for each in self.resized
+                if id(each.flow) not in left and alike(self.flow, each.flow)
+            ]
+            guards.append(self._guards.of_size(place, edit, unserved, served))
         if not self.operators:
             held = self._held(decision, expressed)
             guards += self._guards.of_held(place, edit, held, " or ".join(guards))

@@ -910,6 +910,22 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
         assert "instead of" in difference(before, flow(copy / "model.py", "fused_model"))
 
 
+def test_a_dtype_that_autocast_names_changes_nothing(tmp_path: Path) -> None:
+    """Autocast gives some operators the dtype that their operand has."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                h = x.flatten(1).float()
+                return 1 - F.cosine_similarity(h, h.exp(), dim=-1)
+        """,
+        shape="64, 128, 1024, dtype=torch.bfloat16",
+    )
+    assert "fused_model." in changed(patch)
+    assert "under autocast" in patch.tried
+
+
 def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:
     """What a run of a patched model beside the original says."""
     sizes = (((1, 33),), ((3, 0),))
@@ -946,6 +962,22 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     assert wrong != patch.diff
     said, _ = run_on_numbers(patch, tmp_path, wrong)
     assert said["run at 3"].startswith("output 0[")
+
+
+def test_a_run_at_sizes_that_a_guard_leaves_to_the_source_tells_nothing(tmp_path: Path) -> None:
+    """Of a second dimension of one the first sizes make more, which the kernel does not serve: the
+    kernels run at the next sizes; where no size launches one, the patch is wrong."""
+    body = """
+        class Model(nn.Module):
+            def forward(self, x):
+                b = x.flatten(1).exp()
+                return F.normalize(F.silu(x), dim=-1) * (1 + b[:, None]) + b[:, None]
+    """
+    patch = made(tmp_path, body, shape="8, 1, 130")
+    assert patch.wrong == {}
+    said, ran = run_on_numbers(patch, tmp_path, patch.diff)
+    assert said == {}
+    assert ran.startswith("run at 3 with 1 seeds, "), ran
 
 
 @pytest.mark.deep

@@ -193,11 +193,14 @@ def _update(request: Request, folder: Path, tree: Path, *, verbose: bool) -> int
 
 
 def _refuse_wrong(wrong: Mapping[str, str]) -> None:
-    """PatchError where a patched model is not the original, which is told of each scenario."""
-    for said, what in wrong.items():
-        tell(f"{said}: {what}")
+    """PatchError where a patched model is not the original; further scenarios are told."""
     if wrong:
-        raise PatchError("nothing is written, for the patched model is not the original")
+        (said, what), *further = wrong.items()
+        for other, why in further:
+            tell(f"{other}: {why}")
+        raise PatchError(
+            f"nothing is written: the patched model is not the original {said}: {what}"
+        )
 
 
 def _tell_outdated(patch: Patch, root: Path) -> None:
