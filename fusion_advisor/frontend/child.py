@@ -153,9 +153,9 @@ def in_child(
 
 @contextmanager
 def prepared() -> Generator[None]:
-    """Start the process that the children of all captures in the block are forked from: it imports
-    torch once, while requests are being made."""
-    if not forks.HERE:
+    """Start the process that the children of all captures in the block are forked from, if none is
+    there: it imports torch once, while requests are being made."""
+    if not forks.HERE or _prepares():
         yield
         return
     with Forks(_COMMAND, _environment()) as template:
@@ -164,6 +164,11 @@ def prepared() -> Generator[None]:
             yield
         finally:
             _prepared.pop()
+
+
+def _prepares() -> bool:
+    """Whether a process is there to fork from, with this process's surroundings."""
+    return any(t.alive and around == _surroundings() for t, around in _prepared[-1:])
 
 
 def dismiss() -> None:
@@ -375,10 +380,9 @@ class _Child:
     def _forked(self, *ends: int) -> Fork:
         """A fork of the prepared process where its surroundings are the same, else of a process of
         its own."""
-        for template, surroundings in _prepared[-1:]:
-            if template.alive and surroundings == _surroundings():
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    return template.fork(*ends, self._log.fileno())
+        if _prepares():
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                return _prepared[-1][0].fork(*ends, self._log.fileno())
         template = self._own.enter_context(Forks(_COMMAND, _environment()))
         return template.fork(*ends, self._log.fileno())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal
 from fusion_advisor.codegen.header import Stamp, does, stamped
 from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, package_name, read_package
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.frontend.child import capture
+from fusion_advisor.frontend.child import capture, prepared
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify, step_us
@@ -151,7 +151,8 @@ def patch_model(
     the model's own file. A package of kernels that exists keeps them; for new kernels a `searcher`
     finds the fastest configuration. Raises UsageError and CaptureError as `analyze` does.
     """
-    listener, captured = listener or Silent(), captured or capturer(request)
+    listener, asks = listener or Silent(), captured is None
+    captured = captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
     if model_new:
         require_model(model.read_text(encoding="utf-8"))
@@ -169,6 +170,7 @@ def patch_model(
         return dataflow(captured(model, scenario, references, moved), device)
 
     with (
+        prepared() if asks else nullcontext(),
         provers(
             device.capability, rulebook.verify,
             check=request.verify, compile=request.compile and not operators,

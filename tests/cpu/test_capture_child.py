@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -154,13 +155,23 @@ def test_a_folder_that_was_left_is_not_the_forks(
     assert capture("model.py").nodes[1].op == "aten.exp.default"
 
 
-def test_a_template_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("alone")
+def test_a_template_that_dies_is_replaced(tmp_path: Path) -> None:
     text = write(tmp_path, HEAD + FORWARD + "return x.exp()" + TAIL)
-    monkeypatch.setattr("fusion_advisor.frontend.child._COMMAND", ("false",))
-    with prepared():
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fusion_advisor.frontend.child._COMMAND", ("false",))
+            stack.enter_context(prepared())
         time.sleep(0.5)
-        monkeypatch.undo()
         assert capture(text).nodes[1].op == "aten.exp.default"
+
+
+def test_what_is_prepared_is_not_started_again() -> None:
+    """`fa.patch` captures many times, in a command that has prepared and in one that has not."""
+    before = [*capture_module._prepared]
+    with prepared():
+        assert capture_module._prepared == before
+    assert capture_module._prepared == before
 
 
 def test_memory_is_limited(tmp_path: Path) -> None:
