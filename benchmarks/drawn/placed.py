@@ -1,11 +1,11 @@
-"""What of the predicted gain a patch places in modules that nobody has seen, and what keeps the rest.
+"""What of the predicted gain a patch places in modules that nobody has seen, and what it leaves.
 
     python -m benchmarks.drawn.placed [--seed HEX] [--first 0] [--count 100] [--jobs 2] [--keep DIR]
 
-Modules are drawn small, as in `benchmarks.drawn`, and patched in a folder of their own; kernels are
-neither checked nor compiled here. Of each module: the time that `analyze` predicts to save, what the
-patch's calls save of it, and the reason of each group that has no place. Every seed leaves one line
-in results/placed.jsonl.
+Modules are drawn small, as in `benchmarks.drawn`, and patched in a folder of their own; kernels
+are neither checked nor compiled here. Of each module: the time that `analyze` predicts to save,
+what the patch's calls save of it, and the reason of each group that has no place. Every seed
+leaves one line in results/placed.jsonl.
 """
 
 from __future__ import annotations

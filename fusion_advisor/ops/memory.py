@@ -73,7 +73,6 @@ formula(
     "scan",
     "aten.cummax.default",
     "aten.cummin.default",
-    "aten.logcumsumexp.default",
     flops=lambda call: call.operand(0).numel,
 )
 formula(

@@ -449,6 +449,11 @@ def cumprod(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
     return b.scan("prod", x, dim) if x.dims else x
 
 
+@meaning_of("scan", "aten.logcumsumexp.default", flops=lambda call: 4 * _each_once(call))
+def logcumsumexp(b: Builder, x: Value, dim: int) -> Value:
+    return b.scan("logsum", x, dim) if x.dims else x
+
+
 @meaning_of("reduction", "aten._safe_softmax.default", inputs="raw")
 def safe_softmax(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
     """Softmax with zeros in rows that are masked whole."""

@@ -161,7 +161,7 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
     if not rows:
         return Blocks(0, device.times.eager_warps.count)
     dims = _reduced(call)
-    if kind == "scan" and dims and name.startswith("cum"):
+    if kind == "scan" and dims and name.startswith(("cum", "logcum")):
         return scanning(call, dims[0], device)
     if name.endswith("softmax_column"):
         return softmax_across(call, dims[0], device)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from fusion_advisor.ir.graph import FLOATS
 from fusion_advisor.region.axes import AxisList, NotExpressible
-from fusion_advisor.region.primitives import PRIMITIVES
+from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 
 INDEX = "index"
 
@@ -343,8 +343,8 @@ class _Pull:
 
 def _neutral(scan: Expr) -> Expr:
     """The neutral element that a scan begins with."""
-    number = {"sum": 0, "prod": 1}[scan.monoid]
-    literal = repr(float(number) if scan.dtype in FLOATS else number)
+    monoid = MONOIDS[scan.monoid]
+    literal = monoid.neutral if scan.dtype in FLOATS else monoid.integer_neutral
     return Expr("const", (), scan.dtype, literal=literal)
 
 

@@ -8,6 +8,7 @@ from math import prod
 
 from fusion_advisor.region.exprs import INDEX
 from fusion_advisor.region.peephole import WITH_ONE, one_more
+from fusion_advisor.region.primitives import MONOIDS
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import Device
 
@@ -61,6 +62,8 @@ def instructions(
         each = device.worth(made, expr.dtype, precise=precise or expr.exact)
         if combined:
             steps += count
+            within = MONOIDS[expr.monoid].within
+            others += count * sum(device.worth(one, expr.dtype, precise=precise) for one in within)
         elif each < _FEW:
             simple += count * each
         else:

@@ -168,6 +168,8 @@ class Monoid:
     helper: str = ""
     integer_neutral: str = ""
     flops: int = 1
+    within: tuple[str, ...] = ()
+    """Primitives in one combination of two, where it is more than an instruction."""
 
 
 MONOIDS: dict[str, Monoid] = {
@@ -175,6 +177,7 @@ MONOIDS: dict[str, Monoid] = {
     "max": Monoid("-inf", "max_nan", "lowest"),
     "min": Monoid("inf", "min_nan", "highest"),
     "prod": Monoid("1.0", "multiply", "1"),
+    "logsum": Monoid("-inf", "log_add_exp", flops=4, within=("exp", "log1p", "sub", "abs")),
     "argmax": Monoid("-inf", "first_max", "lowest"),
     "argmin": Monoid("inf", "first_min", "highest"),
 }

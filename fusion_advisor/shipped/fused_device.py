@@ -137,6 +137,13 @@ def multiply(a, b):
     return a * b
 
 
+@triton.jit
+def log_add_exp(a, b):
+    # Equal infinities differ by nothing; NaN stays what it is.
+    apart = tl.where(a == b, 0.0, tl.abs(a - b))
+    return max_nan(a, b) + libdevice.log1p(tl.exp(-apart))
+
+
 # -- places of elements ----------------------------------------------------------------------------
 
 

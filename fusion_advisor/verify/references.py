@@ -119,6 +119,7 @@ class _AsCuda(LaunchMode):
 _SCANS = {
     torch.ops.aten.cumsum.default: torch.add,
     torch.ops.aten.cumprod.default: torch.mul,
+    torch.ops.aten.logcumsumexp.default: torch.logaddexp,
 }
 
 

@@ -175,6 +175,7 @@ MONOIDS: dict[str, Callable[[Tensor], Tensor]] = {
 SCANS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.cumsum(-1),
     "prod": lambda x: x.cumprod(-1),
+    "logsum": lambda x: x.logcumsumexp(-1),
 }
 
 

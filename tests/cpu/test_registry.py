@@ -308,6 +308,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "aten.adaptive_max_pool3d.default": (S(D, [2, 3, 1]),),
     "aten.cumsum.default": (S(X, 1), S(X, 0), S(B, -2), S(Y, 1)),
     "aten.cumprod.default": (S(X, 1), S(B, -2)),
+    "aten.logcumsumexp.default": (S(X, 1), S(B, -2)),
     "aten._native_batch_norm_legit.default": (S(C, W, W, W, W, False, 0.1, 1e-5),),
     "aten._native_batch_norm_legit.no_stats": (
         S(C, W, W, True, 0.1, 1e-5), S(L, None, None, True, 0.1, 1e-5),

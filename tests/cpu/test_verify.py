@@ -250,6 +250,19 @@ def test_scans_are_held_to_what_cuda_rounds(worker: Worker) -> None:
     assert check.failure is None
 
 
+@pytest.mark.parametrize("shape", [(5, 700), (6, 40, 24), (400, 20000)], ids=str)
+def test_logarithms_of_sums_are_scanned(worker: Worker, shape: tuple[int, ...]) -> None:
+    """In a row, across rows and in chunks of a long one; infinities and NaN as eager has them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.logcumsumexp(1)) - x
+
+    kernel = kernel_of(function, torch.randn(shape))
+    assert "log_add_exp" in kernel.text
+    (check,) = checked(worker, kernel)
+    assert check.failure is None
+
+
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_a_softmax_that_widens_half_precision_needs_no_gpu(worker: Worker, name: str) -> None:
     """A CPU's eager has no kernel for it, CUDA's widens first."""

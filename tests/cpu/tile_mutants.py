@@ -95,7 +95,14 @@ _OTHERS = {
     "eq": "ne", "ne": "eq", "lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "and": "or",
     "or": "and",
 }  # fmt: skip
-_MONOIDS = {"sum": "max", "max": "sum", "min": "max", "prod": "sum", "argmax": "argmin"}
+_MONOIDS = {
+    "sum": "max",
+    "max": "sum",
+    "min": "max",
+    "prod": "sum",
+    "logsum": "max",
+    "argmax": "argmin",
+}
 _FILLS = {"0": "1", "0.0": "1.0", "-inf": "0.0", "inf": "0.0", "False": "True"}
 
 

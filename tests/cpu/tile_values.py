@@ -66,6 +66,7 @@ OPS: dict[str, Callable[..., Value]] = {
 SIGNED = {sign: OPS[op] for op, sign in SIGNS.items()}
 MONOIDS: dict[str, Any] = {
     "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
+    "logsum": np.logaddexp,
 }  # fmt: skip
 PLACES: dict[str, Callable[..., Value]] = {"argmax": np.argmax, "argmin": np.argmin}
 """Both count NaN as the extreme, and take the first of equal elements."""
