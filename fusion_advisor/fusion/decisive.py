@@ -3,14 +3,15 @@
 Where the last bit of a value decides a whole element, a kernel has to round as eager does: each
 result where eager stores it, and up to there by operations that round once (`Primitive.exact`).
 Then a fused decision is eager's. What a library function or a sum gives has other last bits than
-eager's; behind a store of 16 bits those are below what eager itself rounds off.
+eager's; behind a store of 16 bits those are below what eager itself rounds off. There, what a sum
+is in gains nothing by being exact.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import FLOATS, Node, Ref, Tensor
@@ -46,6 +47,17 @@ class Decisive:
     def in_words(self, flow: Dataflow) -> list[str]:
         """Every feed."""
         return [_named(flow, ref, launch) for ref, launch in self.feeds]
+
+    def loosened(self, exprs: Sequence[Expr], values: Mapping[Ref, int]) -> list[Expr]:
+        """The expressions of a region, exact where that gives eager's bits. What a sum is in, up to
+        the next rounding, has other last bits whatever is exact there: it takes the fast forms.
+        `values` are the numbers of the tensors' expressions."""
+        ends = [expr.args[0] for expr in exprs if expr.op == "round"]
+        spans = [_behind(exprs, end) for end in {*ends, *(values[ref] for ref, _ in self.feeds)}]
+        summed = [any(_adds(exprs[number]) for number in span) for span in spans]
+        kept = set[int]().union(*(s for s, adds in zip(spans, summed, strict=True) if not adds))
+        loose = set[int]().union(*(s for s, adds in zip(spans, summed, strict=True) if adds)) - kept
+        return [replace(e, exact=e.exact and n not in loose) for n, e in enumerate(exprs)]
 
 
 def _behind(exprs: Sequence[Expr], value: int) -> set[int]:
@@ -103,6 +115,10 @@ def _decides(node: Node) -> bool:
     other = node.args[1] if len(node.args) > 1 else None
     compares = node.op in ("aten.eq.Scalar", "aten.ne.Scalar")
     return not (compares and isinstance(other, float) and math.isinf(other))
+
+
+def _adds(expr: Expr) -> bool:
+    return expr.op in ("reduce", "scan") and expr.monoid not in _EXTREMES
 
 
 def _once(expr: Expr) -> bool:

@@ -180,10 +180,11 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     if missing:
         lost = f"output {missing[0].output} of {missing[0].node} has no meaning"
         raise NotExpressible(lost, final=False)
+    numbers = {ref: value.id for ref, value in values.items()}
+    builder.exprs[:] = decisive.loosened(builder.exprs, numbers)
     region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
-    numbers = {ref: value.id for ref, value in values.items()}
     flips = tuple(decisive.flips(flow, builder.exprs, numbers))
     return Expressed(region, tuple(order), border.outputs, border.members, dims, draws, flips)
 

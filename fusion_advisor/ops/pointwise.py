@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from fusion_advisor.region.builder import (
     Scalar,
     Value,
     floats_only,
+    rounded,
 )
 
 Operand = Value | Scalar
@@ -302,7 +302,7 @@ def prelu(b: Builder, x: Value, weight: Value) -> Value:
 def threshold(b: Builder, x: Value, limit: Scalar, value: Scalar) -> Value:
     """Threshold as CUDA's kernel does it: the CPU's rounds the limit to float32 alone."""
     assert b.out is not None
-    return b.apply("where", x <= _rounded(limit, b.out.dtype), value, x)
+    return b.apply("where", x <= rounded(limit, b.out.dtype), value, x)
 
 
 @pointwise("aten.elu.default")
@@ -383,7 +383,7 @@ def softshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
 @pointwise("aten.hardshrink.default", discrete=True)
 def hardshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
     assert b.out is not None
-    limit = _rounded(limit, b.out.dtype)
+    limit = rounded(limit, b.out.dtype)
     inside = b.apply("and", x >= -limit, x <= limit)
     return b.apply("where", inside, 0.0, x)
 
@@ -484,27 +484,11 @@ def _in_one_dtype(b: Builder, x: Value, y: Operand) -> tuple[Value, Operand]:
     """Both sides of a comparison as eager rounds them: numbers, and tensors without dimensions, to
     the dtype of the tensor that they are compared with."""
     if not isinstance(y, Value):
-        return x, _rounded(y, x.logical)
+        return x, rounded(y, x.logical)
     if x.logical in FLOAT_DTYPES and y.logical in FLOAT_DTYPES and bool(x.dims) != bool(y.dims):
         dtype = (x if x.dims else y).logical
         return b.convert(x, dtype), b.convert(y, dtype)
     return x, y
-
-
-def _rounded(number: Scalar, dtype: str) -> Scalar:
-    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for
-    other dtypes."""
-    if dtype not in ("float16", "bfloat16"):
-        return number
-    try:
-        single = struct.pack("<f", number)
-        if dtype == "float16":
-            return struct.unpack("<e", struct.pack("<e", *struct.unpack("<f", single)))[0]
-    except OverflowError:
-        return math.copysign(math.inf, number)
-    bits = int.from_bytes(single, "little")
-    bits += 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even
-    return struct.unpack("<f", (bits & 0xFFFF0000).to_bytes(4, "little"))[0]
 
 
 for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:

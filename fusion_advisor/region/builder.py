@@ -14,6 +14,7 @@ to a narrow type happens only at the source's casts (`round`) and when a result 
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,9 @@ FLOAT_DTYPES = NARROW_FLOATS | frozenset(FLOATS)
 INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63)}
 _HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
+CHOOSING = frozenset({"where", "maximum", "minimum", "neg", "abs"})
+"""Primitives that give one of their operands, but for its sign."""
+_HALVES = ("float16", "bfloat16")
 _LEAST_NORMAL = 2.0**-126
 """The smallest normal float32."""
 _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", *FLOATS)
@@ -46,6 +50,22 @@ def compute_dtype(dtype: str) -> str:
     if dtype in _RANK:
         return dtype
     raise NotExpressible(f"dtype {dtype}")
+
+
+def rounded(number: Scalar, dtype: str) -> Scalar:
+    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for
+    other dtypes."""
+    if dtype not in _HALVES:
+        return number
+    try:
+        single = struct.pack("<f", number)
+        if dtype == "float16":
+            return struct.unpack("<e", struct.pack("<e", *struct.unpack("<f", single)))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    bits = int.from_bytes(single, "little")
+    bits += 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even
+    return struct.unpack("<f", (bits & 0xFFFF0000).to_bytes(4, "little"))[0]
 
 
 def promote(*dtypes: str) -> str:
@@ -326,10 +346,30 @@ class Builder(Pool):
         if dtype not in NARROW_FLOATS:
             return self.cast(value, dtype)
         wide = self.cast(value, "float32")
-        source = self.exprs[wide.id]
-        if source.op == "load" and self.inputs[source.input].dtype == dtype:
-            return replace(wide, logical=dtype)
-        return self._make(Expr("round", (wide.id,), "float32", to=dtype), value.dims, dtype)
+        found = self._rounded(wide.id, dtype)
+        if found is None:
+            found = self.add(Expr("round", (wide.id,), "float32", to=dtype))
+        return self.seen(found, value.dims, dtype)
+
+    def _rounded(self, number: int, dtype: str) -> int | None:
+        """A float32 expression rounded to a narrow dtype, where that takes no instruction: what is
+        rounded already, and what chooses among such values. None where it takes one."""
+        expr = self.exprs[number]
+        if expr.op == "load":
+            return number if self.inputs[expr.input].dtype == dtype else None
+        if expr.op == "round":
+            return number if expr.to == dtype else None
+        if expr.op == "const":
+            literal = repr(rounded(float(expr.literal), dtype))
+            return self.add(replace(expr, literal=literal)) if dtype in _HALVES else None
+        if expr.op not in CHOOSING:
+            return None
+        condition = expr.args[:1] if expr.op == "where" else ()
+        chosen = [self._rounded(arg, dtype) for arg in expr.args[len(condition) :]]
+        known = tuple(arg for arg in chosen if arg is not None)
+        if len(known) < len(chosen):
+            return None
+        return self.add(replace(expr, args=condition + known))
 
     # -- reductions ----------------------------------------------------------------------------
 

@@ -66,6 +66,31 @@ def test_a_product_that_is_taken_away_is_not_contracted() -> None:
     assert "enable_fp_fusion=True" in kernel_of(lambda a, b: a * b + a, x(9, 70), x(9, 70)).text
 
 
+def _shares_above(a: torch.Tensor) -> torch.Tensor:
+    share = torch.softmax((a * 0.7).masked_fill(a > 1.0, -1e4), -1)
+    return torch.where(share > 0.01, share, torch.zeros_like(share))
+
+
+def test_what_a_sum_is_in_takes_the_fast_forms(worker: Worker) -> None:
+    """Its last bits are its own, whatever is exact beside it; what is rounded before stays exact."""
+    narrow = x(300, 70, dtype=torch.bfloat16)
+    text = kernel_of(_shares_above, narrow).text
+    assert "tl.exp2(" in text
+    assert "divided(" not in text
+    assert "* 0.7).to(tl.bfloat16)" in text
+    assert checked(_shares_above, (narrow,), worker) is None
+    alone = kernel_of(lambda a: torch.round(a / (1 + a.sum(-1, keepdim=True))), narrow).text
+    assert "divided(" not in alone
+    assert "div_rn(" in kernel_of(lambda a, b: torch.round(a / b), narrow, narrow).text
+
+
+def test_a_choice_among_rounded_values_is_not_rounded_again() -> None:
+    """A number that is chosen is rounded as eager rounds it: -1e4 is no bfloat16."""
+    text = kernel_of(_shares_above, x(300, 70, dtype=torch.bfloat16)).text
+    assert "tl.where(gt, -9984.0, " in text
+    assert text.count(".to(tl.bfloat16)") == 2
+
+
 def test_what_is_stated_for_an_operand_does_not_change_how_its_user_is_made() -> None:
     pool = Pool()
     with pool.made_exactly(True):
