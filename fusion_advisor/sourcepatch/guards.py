@@ -281,7 +281,8 @@ def _computed(
         made = [(span, node) for step, span in taken for node in sources.made.get(step, ())]
         own = {node.name for _, node in made}
         for span, node in made:
-            key = span, node.op, _plain(node.args, own), _plain(node.kwargs, own)
+            given = _plain(node.args, own), _plain(node.kwargs, own)
+            key = span, node.op, *given, sources.narrows(node)
             found.setdefault(key, set()).add(node.module)
     return found
 

@@ -926,6 +926,21 @@ def test_a_dtype_that_autocast_names_changes_nothing(tmp_path: Path) -> None:
     assert "under autocast" in patch.tried
 
 
+def test_a_write_that_rounds_in_another_dtype_is_guarded(tmp_path: Path) -> None:
+    """A kernel's reference writes nothing in place; of a float32 weight and bfloat16 inputs the
+    source's result is bfloat16."""
+    body = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("weight", torch.rand(1024, dtype=torch.float32) + 0.5)
+
+            def forward(self, x):
+                return F.binary_cross_entropy_with_logits(x, x.detach(), pos_weight=self.weight)
+    """
+    assert "x.dtype != torch.float32" in asking(made(tmp_path, body))
+
+
 def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:
     """What a run of a patched model beside the original says."""
     sizes = (((1, 33),), ((3, 0),))

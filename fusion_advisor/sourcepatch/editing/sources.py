@@ -318,6 +318,12 @@ class Sources:
             self.files[path] = SourceFile.read(path)
         return self.files[path]
 
+    def narrows(self, node: Node) -> bool:
+        """Whether a write in place may round what its operands give: they have several dtypes."""
+        made = [self._nodes[ref.node].outputs[ref.output] for ref in node.refs()]
+        floats = {each.dtype for each in made if each and each.shape and "float" in each.dtype}
+        return bool(node.mutates) and len(floats) > 1
+
     def value(self, word: str | None) -> Ref | None:
         """The tensor that a word stands for."""
         found = self.trail.values.get(word or "")
