@@ -926,6 +926,23 @@ def test_a_dtype_that_autocast_names_changes_nothing(tmp_path: Path) -> None:
     assert "under autocast" in patch.tried
 
 
+def test_a_cast_that_asks_what_is_gone_goes_with_it(tmp_path: Path) -> None:
+    """`.to(x.dtype)` launches nothing here; in other dtypes the guard runs the source's lines."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                x = x * 0.7
+                h = x.float()
+                return (h - h.mean(-1, keepdim=True)).to(x.dtype)
+        """,
+    )
+    assert ".to(" not in changed(patch).partition("class Model(")[2]
+    assert "if x.dtype != torch.float32" in asking(patch)
+    assert ".to(x.dtype)" in asking(patch)
+
+
 def test_a_write_that_rounds_in_another_dtype_is_guarded(tmp_path: Path) -> None:
     """A kernel's reference writes nothing in place; of a float32 weight and bfloat16 inputs the
     source's result is bfloat16."""

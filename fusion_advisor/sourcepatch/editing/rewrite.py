@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from fusion_advisor.codegen.kernel_package import asks
@@ -244,6 +244,9 @@ class _Rewriter:
         for top in tops:
             if top.value not in self._call.outputs:
                 self._take_out(top, replaced, rebound)
+        gone = {name for name, _ in rebound}
+        for top in results:
+            top.node = self._handed_on(top, gone)
         texts = self._arguments(first, tops, replaced)
         text = self._call.written(texts)
         inserted: dict[Span, str] = {}
@@ -410,6 +413,22 @@ class _Rewriter:
         replaced[span_of(statement)] = ""
         for leaf in computed:
             replaced[span_of(statement)] = f"{' = '.join(targets)} = {self._text(leaf)}"
+
+    def _handed_on(self, top: _Top, gone: Collection[str]) -> ast.expr | ast.AugAssign:
+        """A result, with the calls on it that launch nothing and hand it on, as far as they ask
+        names that are `gone`: `.to(x.dtype)`, where only the kernel has x."""
+        for node in ast.walk(top.statement):
+            match node:
+                case ast.Call(func=ast.Attribute(value=whole)) if whole is top.node:
+                    asked = {n for part in [*_parts(node)][1:] for n in names_in(part)}
+                    more = self._evaluated(node) - self._evaluated(whole)
+                    made = any(self._sources.made.get(step) for step in more)
+                    idle = not made and self._value(node) == top.value
+                    if asked & {*gone} and idle:
+                        return self._handed_on(replace(top, node=node), gone)
+                case _:
+                    pass
+        return top.node
 
     def _only_views(self, node: ast.expr) -> bool:
         """Whether nothing is launched for an expression, so that it can stand anywhere."""
