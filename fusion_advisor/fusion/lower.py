@@ -11,7 +11,7 @@ from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.region.axes import Dims, NotExpressible
-from fusion_advisor.region.builder import Builder, Value
+from fusion_advisor.region.builder import NARROW_FLOATS, Builder, Value
 from fusion_advisor.region.region import Region, finish
 
 
@@ -160,7 +160,8 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
             raise NotExpressible(f"{node.op} is not in the registry")
         resolved = iter(flow.operands[number])
         first_draw = builder.streams
-        with builder.made_exactly(number in decisive.nodes):
+        narrow = all(made.dtype in NARROW_FLOATS for made in node.outputs if made)
+        with builder.made(exactly=number in decisive.nodes, roughly=narrow):
             found = state(op, builder, node, lambda _: value_of(next(resolved)))
         if number in decisive.nodes:
             found = [value and builder.stored(value, value.logical) for value in found]

@@ -118,15 +118,21 @@ def _floor_mod(b: Builder, x: Value, y: Operand) -> Value:
     return b.apply("where", signs_differ, b.apply("add", rest, y), rest)
 
 
+def _inverse(number: Scalar) -> float:
+    """The reciprocal of a divisor; an infinity for zero."""
+    return 1.0 / number if number else math.copysign(math.inf, number)
+
+
 @pointwise("aten.div.Tensor", "aten.div.Scalar")
 def div(b: Builder, x: Value, y: Operand) -> Value:
-    return x / y
+    """A number is inverted once, in float64, and multiplied with, as CUDA's kernel does."""
+    return x / y if isinstance(y, Value) else x * _inverse(y)
 
 
 @pointwise("aten.div.Tensor_mode", "aten.div.Scalar_mode", discrete=True)
 def div_mode(b: Builder, x: Value, y: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
-        return x / y
+        return div(b, x, y)
     floats_only(x, "an integer division with rounding")
     return _floor_div(b, x, y) if rounding_mode == "floor" else b.apply("trunc", x / y)
 

@@ -44,6 +44,8 @@ class Expr:
     exact: bool = False
     """Whether it is rounded once, with nothing contracted, as what a discontinuous op is fed has to
     be."""
+    rough: bool = False
+    """Whether eager stores what it is made for in 16 bits: no digit beyond those shows."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -89,6 +91,8 @@ class Pool:
     """The extent of each unsplit axis that is known."""
     exactly: bool = False
     """Whether arithmetic expressions that are added now are exact."""
+    roughly: bool = False
+    """Whether functions that are added now have a short form that is good enough."""
     pulled_below: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Reductions and scans with a position that was substituted below them: the position may not
     depend on an axis that they combine."""
@@ -106,17 +110,20 @@ class Pool:
         """Note that some sizes become literals of an index."""
 
     @contextmanager
-    def made_exactly(self, exact: bool) -> Generator[None]:
-        """Whether arithmetic that is added within is exact; what is stated meanwhile for its
-        operands has its own answer."""
-        before, self.exactly = self.exactly, exact
+    def made(self, *, exactly: bool, roughly: bool = False) -> Generator[None]:
+        """Whether arithmetic that is added within is exact, or may be rough; what is stated
+        meanwhile for its operands has its own answer."""
+        before = self.exactly, self.roughly
+        self.exactly, self.roughly = exactly, roughly
         yield
-        self.exactly = before
+        self.exactly, self.roughly = before
 
     def add(self, expr: Expr, label: str = "") -> int:
         """The number of an expression; a new one is added."""
         if self.exactly and expr.dtype in FLOATS and expr.op in PRIMITIVES:
             expr = replace(expr, exact=True)
+        if self.roughly and expr.dtype == "float32" and expr.op in PRIMITIVES:
+            expr = replace(expr, rough=bool(PRIMITIVES[expr.op].precise))
         found = self._ids.get(expr)
         if found is None:
             found = self._ids[expr] = len(self.exprs)

@@ -59,7 +59,8 @@ def instructions(
         else:
             count = lanes(places)
         made = WITH_ONE[expr.op] if number in sums else expr.op
-        each = device.worth(made, expr.dtype, precise=precise or expr.exact)
+        longer = precise and not expr.rough
+        each = device.worth(made, expr.dtype, precise=longer or expr.exact)
         if combined:
             steps += count
             within = MONOIDS[expr.monoid].within

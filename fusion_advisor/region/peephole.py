@@ -9,6 +9,9 @@ WITH_ONE = {"erf": "one_plus_erf", "tanh": "one_plus_tanh"}
 """Functions for f(x) + 1, by f. Near zero they lose the digits that f alone would keep, as the sum
 does; they take half the instructions or fewer."""
 
+_PASSING = ("mul", "neg", "abs")
+"""Primitives whose relative error is that of their operands, and their own."""
+
 
 def one_more(region: Region) -> frozenset[int]:
     """Values of such functions, in float32, to which every user adds 1, as the forms of GELU do."""
@@ -24,10 +27,31 @@ def one_more(region: Region) -> frozenset[int]:
     )
 
 
+def added_up(region: Region) -> frozenset[int]:
+    """Values in float32 of which nothing is made but sums, of them or of products with them: in a
+    sum an error of their last digit is less than what its rounding loses."""
+    users, results = region.users(), {output.value for output in region.outputs}
+    found: set[int] = set()
+    for number in sorted(region.live, reverse=True):
+        expr = region.exprs[number]
+        if expr.dtype != "float32" or number in results:
+            continue
+        if all(
+            user in found if region.exprs[user].op in _PASSING else _sums(region, user)
+            for user in users[number]
+        ):
+            found.add(number)
+    return frozenset(found)
+
+
 def calls_library(region: Region) -> bool:
     """Whether a region calls functions of the math library whose code is long."""
     short = one_more(region)
     return any(region.exprs[n].op in LIBRARY and n not in short for n in region.live)
+
+
+def _sums(region: Region, number: int) -> bool:
+    return (region.exprs[number].op, region.exprs[number].monoid) == ("reduce", "sum")
 
 
 def _adds_one(region: Region, number: int) -> bool:

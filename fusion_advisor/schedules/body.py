@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.region.exprs import Expr
-from fusion_advisor.region.peephole import WITH_ONE, one_more
+from fusion_advisor.region.peephole import WITH_ONE, added_up, one_more
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.addresses import Addresses
@@ -141,6 +141,7 @@ class Body(Addresses):
         self._terms = only_summed(self.region, sums)
         self._large = self._at_least_one(sums)
         self._one_more = one_more(self.region)
+        self._added_up = added_up(self.region)
 
     def _at_least_one(self, sums: Mapping[int, int]) -> Mapping[int, int]:
         """Values that may be divided by as well as multiplied with their reciprocal, and the terms
@@ -322,6 +323,7 @@ class Body(Addresses):
             operands = [self._typed(arg) for arg in expr.args]
         held = self.region.exprs[expr.args[-1]].dtype
         single, loose = held == "float32", not expr.exact
+        precise = self.precise and not expr.rough
         way = ""
         if number in self._one_more:
             return DeviceCall(WITH_ONE[expr.op], (operands[0],))
@@ -329,22 +331,24 @@ class Body(Addresses):
             way = "double"
         elif held not in ("float32", "float64") and primitive.integer:
             way = "integer"
-        elif single and self.precise and loose and self._is_share(expr):
+        elif single and precise and loose and self._is_share(expr):
             return DeviceCall("share_of", tuple(operands))
         elif single and loose and self.step.rows > 1 and self._is_mean(expr):
             count = self.region.exprs[expr.args[-1]]
-            exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
+            exactly = precise and not set(count.axes) <= self.fixed  # a literal is made so
             # once for all rows; eager multiplies, too
             return operands[0] * _inverse(operands[1], "precise" if exactly else "")
         elif single and loose and self._loses_little(number):
             pass
-        elif single and (self.precise or expr.exact) and self._has_one_divisor(expr):
+        elif single and self._may_invert(number, expr, precise=precise):
+            return operands[0] * _inverse(operands[1])
+        elif single and (precise or expr.exact) and self._has_one_divisor(expr):
             return DeviceCall("divided", tuple(operands))
         elif expr.exact:
             way = "precise" if primitive.precise else ""
-        elif single and self.precise and primitive.precise:
+        elif single and precise and primitive.precise:
             way = "precise"
-        elif single and self.precise and primitive.scalar and self._of_row(number):
+        elif single and precise and primitive.scalar and self._of_row(number):
             way = "scalar"
         elif single and expr.op == "div" and expr.args[1] in self._large:
             return operands[0] * _inverse(operands[1])
@@ -370,6 +374,11 @@ class Body(Addresses):
         lanes = self._inner or {axis for group in self.step.outer for axis in group.axes}
         given, divisor = (self.region.depends[arg] & lanes for arg in expr.args)
         return bool(given) and not divisor
+
+    def _may_invert(self, number: int, expr: Expr, *, precise: bool) -> bool:
+        """A quotient of many lanes by one number that may be a product with its reciprocal."""
+        loose = not expr.exact and (not precise or number in self._added_up)
+        return loose and self._has_one_divisor(expr)
 
     def _is_share(self, expr: Expr) -> bool:
         """A term of a sum that is not less than 1, over the sum."""

@@ -81,11 +81,25 @@ def at_least_one(region: Region, inner: frozenset[int]) -> dict[int, int]:
     for rescaled in (r for n in rows if (r := _rescaled(region, n, rows))):
         term = _bare(region, region.exprs[rescaled.total].args[0])
         power = region.exprs[term]
-        if power.op == "exp" and rescaled.shift == rescaled.peak:
+        if power.op == "exp" and _finite(region, rescaled.shift) == rescaled.peak:
             value = region.exprs[_bare(region, power.args[0])].args[0]
             if _bare(region, value) == _bare(region, region.exprs[rescaled.peak].args[0]):
                 found[rescaled.total] = term
     return found
+
+
+def _finite(region: Region, number: int) -> int:
+    """The value that stands for itself where it is finite, and for 0 where it is not, as the
+    maximum in `logsumexp`; any other value itself."""
+    exprs = region.exprs
+    if exprs[number].op != "where":
+        return number
+    infinite, zero, value = exprs[number].args
+    if exprs[infinite].op != "eq" or exprs[zero].literal != "0.0":
+        return number
+    size, limit = exprs[infinite].args
+    same = exprs[size].op == "abs" and exprs[size].args == (value,)
+    return value if same and exprs[limit].literal == "inf" else number
 
 
 def only_summed(region: Region, sums: Mapping[int, int]) -> frozenset[int]:

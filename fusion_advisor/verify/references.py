@@ -102,13 +102,17 @@ def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
 class _AsCuda(LaunchMode):
     """Mode that makes a CPU's eager round as CUDA's kernels do. Prefix sums and products of float32
     run in float32: a CPU's run in float64, and their results would be more exact than any kernel. A
-    softmax that widens half precision widens first."""
+    softmax that widens half precision widens first. A division by a number is a product with its
+    reciprocal."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _HALF_TO_FLOAT and args[2]:
             return func(args[0].float(), args[1], False)
+        if func in _QUOTIENTS and isinstance(args[1], int | float):
+            inverse = torch.tensor(args[1], dtype=torch.float64).reciprocal()
+            return torch.mul(args[0], inverse.item())
         combine = _SCANS.get(func)
         if combine and args[0].dtype == torch.float32 and args[0].dim() and not kwargs:
             x, dim = args
@@ -116,6 +120,7 @@ class _AsCuda(LaunchMode):
         return func(*args, **(kwargs or {}))
 
 
+_QUOTIENTS = (torch.ops.aten.div.Tensor, torch.ops.aten.div.Scalar)
 _SCANS = {
     torch.ops.aten.cumsum.default: torch.add,
     torch.ops.aten.cumprod.default: torch.mul,

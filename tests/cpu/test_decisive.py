@@ -94,10 +94,44 @@ def test_a_choice_among_rounded_values_is_not_rounded_again() -> None:
     assert text.count(".to(tl.bfloat16)") == 2
 
 
+def test_a_number_divides_as_in_eager(worker: Worker) -> None:
+    """CUDA's kernel multiplies with the reciprocal: other bits than a division's, and fewer
+    instructions."""
+    text = kernel_of(lambda a: torch.round(a / 0.05), x(9, 70)).text
+    assert "* 20.0" in text
+    assert checked(lambda a: torch.round(a / 0.05), (x(9, 70),), worker) is None
+    for zero in (0.0, -0.0):
+        assert checked(lambda a, by=zero: a / by + a, (x(9, 70),), worker) is None
+
+
+def test_what_eager_stores_in_16_bits_takes_the_short_forms(worker: Worker) -> None:
+    """In a kernel with float32 results, too; what is float32 in eager takes the long ones."""
+
+    def capped(a: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.tanh(a).float(), -1)
+
+    narrow = x(300, 70, dtype=torch.bfloat16)
+    text = kernel_of(capped, narrow).text
+    assert "narrow_tanh(" in text
+    assert "libdevice.exp(" in text
+    assert "libdevice.tanh(" in kernel_of(capped, x(300, 70)).text
+    assert checked(capped, (narrow,), worker) is None
+
+
+def test_quotients_that_are_only_added_up_are_products(worker: Worker) -> None:
+    def likeness(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return 1 - torch.cosine_similarity(a, b, dim=-1)
+
+    inputs = x(300, 70), x(300, 70)
+    assert "divided(" not in kernel_of(likeness, *inputs).text
+    assert checked(likeness, inputs, worker) is None
+    assert "divided(" in kernel_of(lambda a: a / a.norm(dim=-1, keepdim=True), inputs[0]).text
+
+
 def test_what_is_stated_for_an_operand_does_not_change_how_its_user_is_made() -> None:
     pool = Pool()
-    with pool.made_exactly(True):
-        with pool.made_exactly(False):
+    with pool.made(exactly=True):
+        with pool.made(exactly=False):
             plain = pool.add(Expr("mul", (0, 0), "float32"))
         exact = pool.add(Expr("mul", (0, 0), "float32"))
     assert [pool.exprs[number].exact for number in (plain, exact)] == [False, True]
