@@ -4,7 +4,7 @@ that has just captured its launches, and only where these have what a rewrite be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from fusion_advisor.frontend.child import ChildJob
 from fusion_advisor.ir.graph import Graph, Rewrite
 from fusion_advisor.ir.scenario import Scenario
-from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.errors import AdvisorError
 
@@ -21,6 +19,15 @@ if TYPE_CHECKING:
     import torch
 
     from fusion_advisor.frontend.user_model import Loaded
+    from fusion_advisor.rulebook.schema import Rulebook
+
+
+@dataclass(frozen=True)
+class RewritesJob:
+    """Request for the rewrites by some rules; logits of `large` bytes may be worth one."""
+
+    rules: tuple[str, ...]
+    large: float
 
 
 def finding_rewrites(rules: Sequence[Path]) -> ChildJob | None:
@@ -28,26 +35,35 @@ def finding_rewrites(rules: Sequence[Path]) -> ChildJob | None:
     rewrites is deleted."""
     if find_spec("fusion_advisor.dynamo") is None:
         return None
-    return ChildJob(f"{__name__}:with_rewrites", to_json(tuple(map(str, rules))))
+    from fusion_advisor.rulebook.load import (
+        load_rulebook,
+    )  # a child without rewrites needs no rules
+
+    limits = load_rulebook(rules).rewrites["linear-cross-entropy"].limits
+    large = limits["least"].value * limits["chunk"].count
+    job = RewritesJob(tuple(map(str, rules)), large)
+    return ChildJob(f"{__name__}:with_rewrites", to_json(job))
 
 
 def with_rewrites(given: str, loaded: Loaded, scenario: Scenario, graph: Graph) -> Graph:
-    """Graph with the places that rewrites take, or with why they were not looked for; `given` are
-    paths of rules, as JSON. Nothing that happens here is an error of the capture."""
-    from fusion_advisor.dynamo.rewrites.begins import may_begin
+    """Graph with the places that rewrites take, or with why they were not looked for; `given` is a
+    `RewritesJob`, as JSON. Nothing that happens here is an error of the capture."""
+    from fusion_advisor.dynamo.begins import may_begin
+
+    job = from_json(RewritesJob, given)
+    if not may_begin(graph, job.large):
+        return graph
     from fusion_advisor.frontend.export import unwrapped
     from fusion_advisor.frontend.joint import followed_by
     from fusion_advisor.frontend.user_model import failure
+    from fusion_advisor.rulebook.load import load_rulebook
     from fusion_advisor.workflows.dry_run import call_on_fakes
 
-    rulebook = load_rulebook(tuple(map(Path, from_json(tuple[str, ...], given))))
-    if not may_begin(graph, rulebook):
-        return graph
     if loaded.program is not None:
         return replace(graph, not_rewritten="an exported program has no Python for Dynamo")
     if scenario.autocast:
         return replace(graph, not_rewritten="autocast casts otherwise where there is no GPU")
-    seen = _Seen(rulebook)
+    seen = _Seen(load_rulebook(tuple(map(Path, job.rules))))
     model, _ = unwrapped(loaded.module)
     dynamic = True if scenario.dynamic else None
     why = ""

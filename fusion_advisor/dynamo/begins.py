@@ -1,4 +1,5 @@
-"""Launches that a rewrite may begin with: a graph without any needs no Dynamo to be looked at."""
+"""Launches that a rewrite may begin with: a graph without any needs no look by Dynamo. Apart from
+the rewrites, whose import takes longer than this."""
 
 from __future__ import annotations
 
@@ -6,20 +7,18 @@ from collections.abc import Iterator
 
 from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
 from fusion_advisor.ops.attention import ATTENTION, mask_of
-from fusion_advisor.rulebook.schema import Rulebook
 
 _PASSING = ("aten._to_copy.default", "aten.clone.default")
 """Copies that a rewrite sees through."""
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default")
 
 
-def may_begin(graph: Graph, rulebook: Rulebook) -> bool:
+def may_begin(graph: Graph, large: float) -> bool:
     """Whether a graph of launches has what a rewrite begins with: an attention whose mask may be
-    needless or whose keys are repeated, a softmax between products, a loss over large logits."""
+    needless or whose keys are repeated, a softmax before a product, a loss over logits of so many
+    bytes, `large`."""
     launched = _Launched(graph)
     hides = {mask.node: mask.says for mask in graph.masks}
-    least = rulebook.rewrites["linear-cross-entropy"].limits
-    large = least["least"].value * least["chunk"].count
     for node in graph.nodes:
         if node.op == ATTENTION:
             masked = mask_of(node) is not None and hides.get(node.name) != "other"
