@@ -68,9 +68,9 @@ def _mask(model: Model, numbers: list[int], rewrite: Rewrite) -> Replaced:
     masked = [i for i in numbers if mask_of(model.flow.nodes[i])]
     making = masked_attention.making(model, masked)
     flash = [i for i in masked if masked_attention.keeps_off(model, i)]
-    saved = masked_attention.saved(model, flash, "causal" if rewrite.causal else "nothing") or 0.0
-    beside = [i for i in making if i not in masked_attention.making(model, flash)]
-    return [*masked, *making], saved + model.time_us(beside)
+    says = "causal" if rewrite.causal else "nothing"
+    saved = masked_attention.saved(model, flash, says) if flash else model.time_us(making)
+    return [*masked, *making], saved
 
 
 def _repetition(model: Model, numbers: list[int], rewrite: Rewrite) -> Replaced:

@@ -3,8 +3,6 @@ the rewrites, whose import takes longer than this."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
 from fusion_advisor.ops.attention import ATTENTION, mask_of
 
@@ -40,11 +38,12 @@ class _Launched:
     """Launches of a graph by the memory that they make, whatever views look at it."""
 
     def __init__(self, graph: Graph) -> None:
-        self._tensors = dict(_tensors(graph))
+        self._tensors: dict[Ref, Tensor] = {}
         self._makers: dict[int, Node] = {}
         for node in graph.nodes:
-            for tensor in node.outputs:
+            for number, tensor in enumerate(node.outputs):
                 if tensor is not None:
+                    self._tensors[Ref(node.name, number)] = tensor
                     self._makers.setdefault(tensor.storage, node)
 
     def maker(self, ref: Ref) -> Node:
@@ -64,10 +63,3 @@ class _Launched:
 
     def _made(self, ref: Ref) -> Node:
         return self._makers[self._tensors[ref].storage]
-
-
-def _tensors(graph: Graph) -> Iterator[tuple[Ref, Tensor]]:
-    for node in graph.nodes:
-        for number, tensor in enumerate(node.outputs):
-            if tensor is not None:
-                yield Ref(node.name, number), tensor

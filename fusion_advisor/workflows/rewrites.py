@@ -35,9 +35,7 @@ def finding_rewrites(rules: Sequence[Path]) -> ChildJob | None:
     rewrites is deleted."""
     if find_spec("fusion_advisor.dynamo") is None:
         return None
-    from fusion_advisor.rulebook.load import (
-        load_rulebook,
-    )  # a child without rewrites needs no rules
+    from fusion_advisor.rulebook.load import load_rulebook  # which most children do not need
 
     limits = load_rulebook(rules).rewrites["linear-cross-entropy"].limits
     large = limits["least"].value * limits["chunk"].count

@@ -234,9 +234,7 @@ def test_a_live_model_is_looked_at_as_a_file_is() -> None:
     report = fa.analyze(Attending(), torch.empty(2, 4, 64, 32), verify=False, compile=False)
     row = rewrite_of(report)
     assert row.sources[0].file.endswith("test_rewrites_told.py")
-    assert row.line == (
-        "torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)"
-    )
+    assert row.line == ("torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)")
 
 
 def test_a_redacted_report_has_no_line_of_the_model(folder: Path) -> None:

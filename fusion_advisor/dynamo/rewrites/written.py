@@ -20,6 +20,7 @@ from fusion_advisor.dynamo.rewrites.base import Taken
 from fusion_advisor.ir.graph import Rewrite, Source
 
 _NAME = "scaled_dot_product_attention"
+_BY_NAMES = ast.parse(f"torch.nn.functional.{_NAME}(query, key, value)", mode="eval").body
 _IN_ORDER = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -32,7 +33,7 @@ def described(before: torch.fx.GraphModule, rewritten: Rewritten) -> Iterator[Re
     for taken in rewritten.taken:
         places.setdefault(taken.node, []).append(taken)
     for node, each in places.items():
-        made = [taken for taken in each if node.name not in known][:1] or each
+        made = each if node.name in known else each[:1]
         attention = found.get(node)
         causal = attention is not None and attention.given.get("is_causal") is True
         reads = any(condition.reads for taken in each for condition in taken.conditions)
@@ -63,11 +64,8 @@ def attention_line(attention: Attention, source: Source | None) -> str:
     changed = dict(_changed(attention))
     call = _call_at(source) if source else None
     if call is None:
-        call = ast.Call(
-            ast.Attribute(ast.parse("torch.nn.functional", mode="eval").body, _NAME),
-            [ast.Name(name) for name in _IN_ORDER[:3]],
-            [],
-        )
+        assert isinstance(_BY_NAMES, ast.Call)
+        call = _BY_NAMES
         if (scale := _scale(attention)) is not None:
             changed["scale"] = scale
     given = dict(zip(_IN_ORDER, call.args, strict=False))
