@@ -27,7 +27,7 @@ def find(model: Model) -> Iterator[Advice]:
             flow.nodes[i].name, Mask(flow.nodes[i].name, "unknown", "it was not looked at")
         )
         for i in model.launches
-        if _keeps_off(model, i)
+        if keeps_off(model, i)
     }
     groups = by(masked, lambda i: (flow.nodes[i].source, masked[i].says, masked[i].why))
     for (_, says, why), numbers in groups.items():
@@ -38,14 +38,14 @@ def find(model: Model) -> Iterator[Advice]:
             "masked-attention",
             f"{counted(numbers, 'attention')} ({first.node.name}) with {_SAID[says]};"
             " attn_mask keeps them off the flash kernel",
-            _saved(model, numbers, says),
+            saved(model, numbers, says),
             model.sources(numbers),
             (f"the mask is {layout(first.tensors[mask])}: {why}",),
             mark("masked-attention", says, layout(first.operand(0))),
         )
 
 
-def _keeps_off(model: Model, number: int) -> bool:
+def keeps_off(model: Model, number: int) -> bool:
     """Whether a launch is an attention that the flash kernel would serve without its mask."""
     call = model.call(number)
     if mask_of(call.node) is None:
@@ -60,29 +60,17 @@ def _keeps_off(model: Model, number: int) -> bool:
     )
 
 
-def _saved(model: Model, numbers: list[int], says: str) -> float | None:
+def saved(model: Model, numbers: list[int], says: str) -> float | None:
     """Part of the attention's predicted time that the flash kernel saves, as measured; None where
     it is unknown."""
     if says not in ("nothing", "causal"):
         return None
     kind = model.rulebook.advice_kind("masked-attention")
     faster = kind.number("causal" if says == "causal" else "unmasked").value
-    return model.time_us(numbers) * (1 - 1 / faster) + model.time_us(_making(model, numbers))
+    return model.time_us(numbers) * (1 - 1 / faster) + model.time_us(making(model, numbers))
 
 
-def _making(model: Model, numbers: list[int]) -> list[int]:
+def making(model: Model, numbers: list[int]) -> list[int]:
     """The launches that only make the masks of these attentions."""
-    flow = model.flow
-    gone = set(numbers)
-    todo = [ref for i in numbers if (ref := mask_of(flow.nodes[i]))]
-    made: list[int] = []
-    while todo:
-        ref = flow.base(todo.pop())
-        number = flow.position[ref.node]
-        if number in gone or not flow.launches(number):
-            continue
-        if all(i in gone for i in flow.uses(ref)):
-            gone.add(number)
-            made.append(number)
-            todo += flow.operands[number]
-    return made
+    masks = [ref for i in numbers if (ref := mask_of(model.flow.nodes[i]))]
+    return model.only_for(numbers, masks)

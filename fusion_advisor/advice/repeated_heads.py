@@ -17,17 +17,14 @@ def find(model: Model) -> Iterator[Advice]:
         first = numbers[0]
         before = flow.annotated.tensors[copied[first]]
         times = before.shape[2]
-        more = sum(flow.nodes[i].out.bytes for i in numbers) * (times - 1) // times
-        read_us = more / flow.annotated.device.bandwidth * 1e6
-        readers = {j for i in numbers for j in flow.uses(Ref(flow.nodes[i].name))}
-        computes = any(not model.cost(j).memory_bound for j in readers)
-        saved = model.time_us(numbers) + (0.0 if computes else read_us)
+        more = _read_more(model, numbers, times)
+        computes = _computes(model, numbers)
         yield Advice(
             "repeated-heads",
             f"{counted(numbers, 'copy')} ({flow.nodes[first].name},"
             f" {model.bytes(numbers) / 1e6:.1f} MB in all) of keys or values for {times} heads"
             " each: pass the shared ones to scaled_dot_product_attention with enable_gqa=True",
-            saved,
+            saved(model, numbers, times),
             model.sources(numbers),
             (
                 f"{flow.nodes[first].op} of {layout(before)}, each element {times} times",
@@ -36,3 +33,21 @@ def find(model: Model) -> Iterator[Advice]:
             ),
             mark("repeated-heads", layout(before)),
         )
+
+
+def saved(model: Model, numbers: list[int], times: int) -> float:
+    """Time of some copies, each of so many heads, and of reading them, us."""
+    read_us = _read_more(model, numbers, times) / model.flow.annotated.device.bandwidth * 1e6
+    return model.time_us(numbers) + (0.0 if _computes(model, numbers) else read_us)
+
+
+def _read_more(model: Model, numbers: list[int], times: int) -> int:
+    """Bytes that attention reads of copies beyond what is copied."""
+    return sum(model.flow.nodes[i].out.bytes for i in numbers) * (times - 1) // times
+
+
+def _computes(model: Model, numbers: list[int]) -> bool:
+    """Whether a reader of some copies is compute-bound."""
+    flow = model.flow
+    readers = {j for i in numbers for j in flow.uses(Ref(flow.nodes[i].name))}
+    return any(not model.cost(j).memory_bound for j in readers)

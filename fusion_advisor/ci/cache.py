@@ -119,7 +119,9 @@ def _captured(request: Request) -> dict[str, Any]:
 
 def _capture(folder: Path, request: Request, rulebook: Rulebook) -> Path:
     masks = {"masks": rulebook.capture.mask_elements.count}
-    return entry(folder / "graphs", _captured(request) | masks)
+    kinds = rulebook.rewrites.items()
+    limits = {name: {key: n.value for key, n in kind.limits.items()} for name, kind in kinds}
+    return entry(folder / "graphs", _captured(request) | masks | {"rewrites": limits})
 
 
 def _outcome(folder: Path, request: Request, rulebook: Rulebook) -> Path:

@@ -1,4 +1,4 @@
 """Backend of torch.compile: a graph divided between our kernels and Inductor."""
 
-OFFERS = ("backend", "exported", "measured")
+OFFERS = ("backend", "begins", "exported", "measured", "rewrites")
 """The modules that other rooms may import."""

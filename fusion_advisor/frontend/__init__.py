@@ -7,6 +7,7 @@ OFFERS = (
     "emitted_calls",
     "expansions",
     "export",
+    "joint",
     "loading",
     "pairs",
     "replay",

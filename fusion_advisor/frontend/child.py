@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -70,6 +71,10 @@ class ChildJob:
     given: str
 
 
+Then = Callable[["Loaded", Scenario, Graph], Graph]
+"""Step that follows a capture in its process, with the model at hand."""
+
+
 @dataclass(frozen=True)
 class CaptureJob:
     """Request for a capture, with the arguments of `capturing`."""
@@ -80,6 +85,7 @@ class CaptureJob:
     references: str | None
     moved: Moved | None
     mask_elements: int | None
+    then: ChildJob | None
 
 
 def capture(
@@ -90,6 +96,7 @@ def capture(
     trail: bool = False,
     references: str | None = None,
     moved: Moved | None = None,
+    then: ChildJob | None = None,
 ) -> Graph:
     """Captures MODEL in a child process; with the trail of its nodes on request. Emitted kernels of
     the package `references` are captured as their references, others as one operator each. What the
@@ -99,7 +106,8 @@ def capture(
     does: an exception, a crash, a hang, too much memory. `debug` sends the child's output and
     traceback to standard error.
     """
-    with capturing(model, scenario, limits, debug, trail, references, moved) as captured:
+    asked = capturing(model, scenario, limits, debug, trail, references, moved, then=then)
+    with asked as captured:
         return captured()
 
 
@@ -113,9 +121,11 @@ def capturing(
     references: str | None = None,
     moved: Moved | None = None,
     mask_elements: int | None = None,
+    then: ChildJob | None = None,
 ) -> Generator[Callable[[], Graph]]:
     """Starts the capture of MODEL; the function given waits for it, as `capture` does. The graph
-    says what attention masks of at most so many elements hide; None: of no mask.
+    says what attention masks of at most so many elements hide; None: of no mask. `then` names a
+    function that follows in the child: it takes the argument of `then`, and what `Then` takes.
 
     Whoever leaves the block early ends the child. A recording has its graph: nothing is started.
     """
@@ -123,7 +133,9 @@ def capturing(
     if names_json(model):
         yield lambda: recorded_graph(model)
         return
-    request = CaptureJob(model, scenario or Scenario(), trail, references, moved, mask_elements)
+    request = CaptureJob(
+        model, scenario or Scenario(), trail, references, moved, mask_elements, then
+    )
     asked = ChildJob(f"{__name__}:captured_for", to_json(request))
     with in_child(asked, model, limits, debug) as answered:
         yield lambda: from_json(Graph, answered())
@@ -201,10 +213,16 @@ def capture_module(
         module.train(was_training)
 
 
-def capture_loaded(loaded: Loaded, scenario: Scenario, mask_elements: int | None = None) -> Graph:
+def capture_loaded(
+    loaded: Loaded,
+    scenario: Scenario,
+    mask_elements: int | None = None,
+    then: Then | None = None,
+) -> Graph:
     """Capture a model that is fake already, each of its modules in its own mode. Raises
     CaptureError."""
-    return _translate(loaded, scenario, mask_elements=mask_elements)
+    graph = _translate(loaded, scenario, mask_elements=mask_elements)
+    return then(loaded, scenario, graph) if then else graph
 
 
 def capture_here(
@@ -213,6 +231,7 @@ def capture_here(
     trail: bool = False,
     references: str | None = None,
     mask_elements: int | None = None,
+    then: Then | None = None,
 ) -> Graph:
     """Captures MODEL in this process, without limits: what the child of `capturing` does."""
     from fusion_advisor.frontend.loading import load
@@ -223,7 +242,8 @@ def capture_here(
     scenario = scenario or Scenario()
     loaded = load(model, scenario)
     graph = _translate(loaded, scenario, trail, references, mask_elements)
-    return replace(graph, files=_loaded_files())
+    graph = replace(graph, files=_loaded_files())
+    return then(loaded, scenario, graph) if then else graph
 
 
 def _loaded_files() -> tuple[str, ...]:
@@ -566,12 +586,16 @@ def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoRe
 
 
 def _answer(asked: ChildJob) -> bytes:
-    module, _, name = asked.function.partition(":")
     try:
-        result: str = getattr(importlib.import_module(module), name)(asked.given)
+        result: str = _function(asked)(asked.given)
         return b"result\n" + result.encode()
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
+
+
+def _function(asked: ChildJob) -> Callable[..., Any]:
+    module, _, name = asked.function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def captured_for(given: str) -> str:
@@ -579,9 +603,10 @@ def captured_for(given: str) -> str:
     asked = from_json(CaptureJob, given)
     if asked.moved:
         relocate(*asked.moved)
+    then = partial(_function(asked.then), asked.then.given) if asked.then else None
     return to_json(
         capture_here(
-            asked.model, asked.scenario, asked.trail, asked.references, asked.mask_elements
+            asked.model, asked.scenario, asked.trail, asked.references, asked.mask_elements, then
         )
     )
 

@@ -46,7 +46,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusion_advisor.frontend.child import capture_loaded
+from fusion_advisor.frontend.child import Then, capture_loaded
 from fusion_advisor.frontend.export import unwrapped
 from fusion_advisor.frontend.signature import (
     Part,
@@ -331,6 +331,7 @@ def captured_bare(
     modes: Mapping[str, bool],
     asked: Scenario,
     mask_elements: int,
+    then: Then | None = None,
 ) -> Graph:
     """Graph of a live model without wrappers for arguments like these, captured on a copy that has
     no weights; `modes` says of modules by their paths whether they are in train mode. The model and
@@ -344,7 +345,7 @@ def captured_bare(
             bare.get_submodule(name).training = mode
         args, kwargs = fakes(arguments, fake)
         loaded = Loaded(bare, args, kwargs, fake, _name(bare), breaks=False)
-        return capture_loaded(loaded, asked, mask_elements)
+        return capture_loaded(loaded, asked, mask_elements, then)
 
 
 def without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.Module:

@@ -204,6 +204,22 @@ class Mask:
     why: str
 
 
+@row
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Place of the model that means the same when it is written otherwise, as the backend of
+    torch.compile rewrites it: by the name of the rewrite, the line and the path of the module (from
+    a module that has it). `why` is the evidence; `line` the Python to write there, "" where there
+    is none; `causal` says that is_causal is part of it."""
+
+    name: str
+    source: Source | None
+    module: str
+    why: str
+    line: str
+    causal: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Captured model: nodes in eager's order, and the tensors that it returns."""
@@ -222,6 +238,10 @@ class Graph:
     """Files of the user's own modules that were loaded with the model."""
     masks: tuple[Mask, ...] = ()
     """Masks of the attention nodes that take one."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """Places that a rewrite of Dynamo's graph takes."""
+    not_rewritten: str = ""
+    """Reason why no rewrite was looked for, or none in some part; "" where all was seen."""
     built: tuple[int, ...] = ()
     """Distinct whole numbers that the model's factory was given."""
     not_run: tuple[str, ...] = ()
@@ -232,13 +252,13 @@ class Graph:
     def naming(self, named: Callable[[str], str]) -> Graph:
         """Copy of the graph whose source lines have their files renamed by `named`, and whose
         `files` are empty."""
-        nodes = tuple(
-            replace(node, source=Source(named(node.source.file), node.source.line))
-            if node.source
-            else node
-            for node in self.nodes
-        )
-        return replace(self, nodes=nodes, files=())
+
+        def elsewhere(source: Source | None) -> Source | None:
+            return source and Source(named(source.file), source.line)
+
+        nodes = tuple(replace(node, source=elsewhere(node.source)) for node in self.nodes)
+        rewrites = tuple(replace(each, source=elsewhere(each.source)) for each in self.rewrites)
+        return replace(self, nodes=nodes, rewrites=rewrites, files=())
 
     @property
     def empty(self) -> bool:

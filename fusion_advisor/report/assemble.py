@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fusion_advisor.advice.base import QueueStep
-from fusion_advisor.advice.run import advise
+from fusion_advisor.advice.run import advise, rewritings
 from fusion_advisor.cost.annotate import Annotated, Cost
 from fusion_advisor.cost.dataflow import Dataflow, pass_of, timed
 from fusion_advisor.cost.lifetimes import memory, peak_activation_bytes, saved_tensors
@@ -50,6 +50,7 @@ from fusion_advisor.report.schema import (
     PredictedRow,
     Report,
     ResourcesRow,
+    RewriteRow,
     Rules,
     SavedRow,
     ScenarioRow,
@@ -109,6 +110,7 @@ def assemble(
     as_run = timed(flow, profile.times()) if profile else flow
     queue = _queue(flow, profile) if profile else None
     advice = advise(as_run, grouped, scenario.gradients, rulebook, faults, queue)
+    rewrites = rewritings(as_run, advice, scenario.gradients, rulebook, faults)
     return Report(
         tool=Tool.model_validate(versions()),
         rules=_rules(rulebook),
@@ -127,7 +129,21 @@ def assemble(
             AdviceRow.of(one, id=f"a{n}", sources=_sources(one.sources), fingerprint=one.mark)
             for n, one in enumerate(advice, start=1)
         ],
-        totals=_totals(flow, found, eager_us, beside, len(faults.found), scenario.gradients),
+        totals=_totals(
+            flow, found, eager_us, beside, len(faults.found), scenario.gradients
+        ).model_copy(update={"rewrites_saved_us": sum(one.saved_us or 0.0 for one in rewrites)}),
+        rewrites=[
+            RewriteRow.of(
+                one,
+                id=f"r{n}",
+                nodes=[flow.nodes[i].name for i in one.nodes],
+                sources=_sources(one.sources),
+                line=one.line or None,
+                advice=[f"a{advice.index(said) + 1}" for said in one.advice],
+            )
+            for n, one in enumerate(rewrites, start=1)
+        ],
+        not_rewritten=graph.not_rewritten,
         search_gap=found.gap,
         unmodelled=_unmodelled(as_run.annotated),
         profile=profile.profile if profile else None,

@@ -32,6 +32,10 @@ def redacted(report: Report) -> Report:
     """Copy of the report under aliases: `file1.py:12`, `m1.0.m2`, `t3`."""
     content = report.model_dump(mode="json")
     content["graph"] = None
+    for row in content["rewrites"]:
+        row["line"] = None
+    if report.not_rewritten:
+        content["not_rewritten"] = "the reason is left out"
     if content["profile"] is not None:
         content["profile"]["file"] = "trace"
         hidden = {"kernel": "", "under": "", "function": ""}

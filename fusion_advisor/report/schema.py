@@ -387,6 +387,24 @@ class AdviceRow(_Row):
     fingerprint: str = ""
 
 
+class RewriteRow(_Row):
+    """Line that means the same when it is written otherwise: `code` is the rewrite's name, which
+    `explain` takes, `nodes` what it replaces, as far as that can be told, `saved_us` None where
+    nothing predicts it. `proof` says what is proven and how; `line` is the Python that a person
+    would write, None where there is none. `advice` are the ids of the advice that says the same of
+    these lines."""
+
+    code: str
+    message: str
+    nodes: list[str]
+    saved_us: float | None
+    proof: str
+    sources: list[LineRow]
+    line: str | None
+    id: str
+    advice: list[str] = []
+
+
 class CauseRow(_Row):
     """Launches that a missing op or schedule keeps from fusing."""
 
@@ -471,6 +489,8 @@ class TotalsRow(_Row):
     """Regions that were not analysed because of a fault of the tool."""
     by_phase: dict[str, PhaseRow] = Field(default={}, exclude_if=_empty)
     """Totals of each phase of a training step; empty for a forward pass alone."""
+    rewrites_saved_us: float = 0.0
+    """Predicted saving of all rewrites; no other total has any of it."""
     condition: str = ""
     """Condition for the kernels of these figures to run; empty where they run in this scenario."""
 
@@ -555,6 +575,9 @@ class Report(_Row):
     ungrouped: list[UngroupedRow]
     advice: list[AdviceRow]
     totals: TotalsRow
+    rewrites: list[RewriteRow] = []
+    not_rewritten: str = Field(default="", exclude_if=_empty)
+    """Reason why rewrites were not looked for, or not everywhere; empty where they were."""
     search_gap: float = 0.0
     unmodelled: list[CauseRow] = []
     no_schedule: list[CauseRow] = []

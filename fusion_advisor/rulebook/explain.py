@@ -15,6 +15,7 @@ from fusion_advisor.rulebook.schema import (
     Gate,
     Judged,
     Pattern,
+    RewriteKind,
     Rulebook,
 )
 from fusion_advisor.support.errors import UsageError, did_you_mean
@@ -153,8 +154,10 @@ def _pattern(rulebook: Rulebook, pattern: Pattern) -> _Entry:
 
 
 def _advice(kind: AdviceKind) -> _Entry:
-    facts = (f"saves: {kind.saves}", *_numbers(kind.limits), f"instead: {kind.fix}")
-    return _Entry(kind.name, kind.what, kind.why, facts)
+    facts = [f"saves: {kind.saves}", *_numbers(kind.limits), f"instead: {kind.fix}"]
+    if isinstance(kind, RewriteKind):
+        facts.append(f"proof: {kind.proof}")
+    return _Entry(kind.name, kind.what, kind.why, tuple(facts))
 
 
 def _criterion(rule: CriterionRules) -> _Entry:

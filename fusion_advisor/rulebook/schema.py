@@ -139,7 +139,7 @@ class Pattern(Table):
 
 
 class AdviceKind(Table):
-    """A finding that is not a fusion, or a rewrite: its definition, its cost, its remedy."""
+    """A finding that is not a fusion: its definition, its cost, its remedy."""
 
     name: str
     order: int
@@ -153,6 +153,13 @@ class AdviceKind(Table):
     def number(self, limit: str) -> Number:
         """A limit by name; UsageError when the kind has none of that name."""
         return _lookup(self.limits, limit, f"limit of advice {self.name}")
+
+
+class RewriteKind(AdviceKind):
+    """A rewrite of Dynamo's graph, told as advice is."""
+
+    proof: Text
+    """Way in which it is known that the graph means the same."""
 
 
 class FlatSchedule(Table):
@@ -511,7 +518,7 @@ class Rulebook(Table):
     gates: Mapping[str, Gate]
     patterns: Mapping[str, Pattern]
     advice: Mapping[str, AdviceKind]
-    rewrites: Mapping[str, AdviceKind]
+    rewrites: Mapping[str, RewriteKind]
     schedules: Schedules
     times: Times
     """Figures of the time model for devices that have none of their own."""

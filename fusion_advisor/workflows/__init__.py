@@ -6,6 +6,7 @@ OFFERS = (
     "bench",
     "patch",
     "results_db",
+    "rewrites",
     "update",
 )
 """The modules that other rooms may import."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from json import dumps
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from fusion_advisor.cost.dataflow import dataflow
-from fusion_advisor.frontend.child import capturing
+from fusion_advisor.frontend.child import ChildJob, capturing
 from fusion_advisor.frontend.export import unwrapped
 from fusion_advisor.frontend.session import captured_bare
 from fusion_advisor.frontend.signature import signature
@@ -44,6 +45,7 @@ from fusion_advisor.workflows.analyze import emit_group
 from fusion_advisor.workflows.bench import BenchRun, read
 from fusion_advisor.workflows.bench import bench as benched
 from fusion_advisor.workflows.patch import Patched, patch_model, tree_for
+from fusion_advisor.workflows.rewrites import finding_rewrites, with_rewrites
 
 Mode = Literal["eval", "train"]
 
@@ -128,7 +130,8 @@ def analyze(
     UsageError and CaptureError.
     """
     scenario = Scenario(mode=_mode(mode), step=mode == "train")
-    graph = _captured(model, inputs, kwargs, scenario, rules)
+    then = finding_rewrites(tuple(map(Path, rules)))
+    graph = _captured(model, inputs, kwargs, scenario, rules, then)
     request = Request(
         model if isinstance(model, str) else type(unwrapped(model)[0]).__name__,
         scenario, device=device, rules=tuple(map(Path, rules)),
@@ -168,20 +171,22 @@ def _captured(
     kwargs: dict[str, Any] | None,
     scenario: Scenario,
     rules: Sequence[str | Path],
+    then: ChildJob | None = None,
 ) -> Graph:
-    """Graph of a model in a scenario, as `capture` has it."""
+    """Graph of a model in a scenario, as `capture` has it, and what follows the capture."""
     mode = scenario.mode
     most = load_rulebook(tuple(map(Path, rules))).capture.mask_elements.count
     if isinstance(model, str):
         if inputs is not None or kwargs:
             raise UsageError(f"{model}: has inputs of its own; give none")
-        with capturing(model, scenario, mask_elements=most) as captured:
+        with capturing(model, scenario, mask_elements=most, then=then) as captured:
             return captured()
     bare, notes = unwrapped(model)
     args, named = given_inputs(inputs)
     arguments = signature((args, {**named, **(kwargs or {})}))
     modes = {name: mode == "train" for name, _ in bare.named_modules()}
-    graph = captured_bare(bare, arguments, modes, scenario, most)
+    following = partial(with_rewrites, then.given) if then else None
+    graph = captured_bare(bare, arguments, modes, scenario, most, following)
     return replace(
         graph,
         assumed=(*graph.assumed, f"mode={mode}"),

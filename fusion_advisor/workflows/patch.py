@@ -19,7 +19,7 @@ from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify, step_us
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph import Graph, Rewrite
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Least, Moved, Request, Scenario, Sizes
 from fusion_advisor.measure.search import Searcher, SearchResult
@@ -53,6 +53,7 @@ from fusion_advisor.workflows.analyze import (
     search_kernel,
     stamp_of,
 )
+from fusion_advisor.workflows.rewrites import finding_rewrites
 
 Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
@@ -83,6 +84,9 @@ class Patched:
     new_ran: str = ""
     searches: Mapping[str, SearchResult] = field(default_factory=dict[str, SearchResult])
     """Results of searches, by the kernel's name."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """Places of the source that mean the same written otherwise, which no patch does: its proof
+    holds a model to the launches that it had."""
 
 
 STAGES = ("capture", "group", "emit", "verify", "try", "report")
@@ -115,14 +119,19 @@ def tree_for(model: str, root: str | Path | None) -> Path:
 
 
 def capturer(request: Request) -> Captured:
-    """Function that captures models for a patch, in children under the limits of a request."""
+    """Function that captures models for a patch, in children under the limits of a request. The
+    model as asked is looked at for rewrites, too."""
 
     def captured(
         model: str, scenario: Scenario, references: str | None, moved: Moved | None
     ) -> Graph:
+        as_asked = (model, scenario, references, moved) == (
+            request.model, request.scenario, None, None,
+        )  # fmt: skip
         return capture(
             model, scenario, request.limits, request.debug,
             trail=True, references=references, moved=moved,
+            then=finding_rewrites(request.rules) if as_asked else None,
         )  # fmt: skip
 
     return captured
@@ -271,7 +280,7 @@ def patch_model(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
-        folder.name if standing else "", ran, new_ran, searches,
+        folder.name if standing else "", ran, new_ran, searches, flow.annotated.graph.rewrites,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def outcome_of(
         tell(f"the model is as it was captured before: taken from {folder}")
     if cached:
         request = replace(request, proofs=folder / "proofs")
-    analysis = run_analysis(request, verbose, known=known, assumed=assumed)
+    analysis = run_analysis(request, verbose, known=known, assumed=assumed, rewrites=True)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
     alike = graph.naming(lambda file: portable_path(file, os.getcwd()))
@@ -78,14 +78,18 @@ def run_analysis(
     known: Graph | None = None,
     *,
     assumed: bool = True,
+    rewrites: bool = False,
 ) -> Analysis:
-    """Run the pipeline on a model that a child captures, or whose graph is known."""
+    """Run the pipeline on a model that a child captures, or whose graph is known; with `rewrites`
+    the child looks for those, too."""
     from fusion_advisor.frontend.child import capturing
+    from fusion_advisor.workflows.rewrites import finding_rewrites
 
-    most = rulebook_of(request.rules).capture.mask_elements.count
     capture = capturing(
-        request.model, request.scenario, request.limits, request.debug, mask_elements=most
-    )
+        request.model, request.scenario, request.limits, request.debug,
+        mask_elements=rulebook_of(request.rules).capture.mask_elements.count,
+        then=finding_rewrites(request.rules) if rewrites else None,
+    )  # fmt: skip
     with nullcontext(lambda: known) if known else capture as captured:
         from fusion_advisor.workflows.analyze import (  # while the child imports torch
             STAGES,

@@ -15,6 +15,7 @@ from fusion_advisor.support.errors import PatchError, UsageError, one_of
 from fusion_advisor.support.files import require_file, write
 
 if TYPE_CHECKING:
+    from fusion_advisor.ir.graph import Rewrite
     from fusion_advisor.ir.scenario import Request
     from fusion_advisor.sourcepatch.placement import Patch
     from fusion_advisor.workflows.patch import Patched
@@ -109,6 +110,8 @@ def _written(
         tell(f"{name} is left out: {reason}")
     for launches, reason in made.unplaced.items():
         tell(f"cannot be written as one call: {launches}: {reason}")
+    for note in dict.fromkeys(_rewrite(each, made.root) for each in made.rewrites):
+        tell(note)
     lost = made.free_us - made.saved_us
     if lost > 0:
         tell(
@@ -136,6 +139,16 @@ def _written(
         if ran:
             tell(f"{place}: {ran}")
     return FAILED if left else 0
+
+
+def _rewrite(rewrite: Rewrite, root: Path) -> str:
+    """Line on a rewrite: its place, and what a person would write there."""
+    source = rewrite.source
+    place = f"{_beneath(source.file, root)}:{source.line}: " if source else ""
+    known = f"fusion-advisor explain {rewrite.name}"
+    return f"{place}{rewrite.name}: {rewrite.why}; " + (
+        f"write {rewrite.line} ({known})" if rewrite.line else f"{known} says what to do"
+    )
 
 
 def _check_kernels(model: Path, rules: Sequence[Path]) -> int:

@@ -52,9 +52,9 @@ def _lines(report: Report, top: int) -> Iterator[str]:
     if reasons := wording.reasons(report, top):
         rows = [(str(count), _text(reason)) for reason, count in reasons]
         yield from _folded("Not in a group, by reason", _table(("nodes", "reason"), rows))
-    if report.advice:
-        lines = [line for row in report.advice[:top] for line in _advised(row)]
-        yield from _folded("Advice", [*lines, *_more(len(report.advice), top)])
+    if found := wording.advised(report):
+        lines = [line for row in found[:top] for line in _advised(row)]
+        yield from _folded("Advice", [*lines, *_more(len(found), top)])
     yield from _folded("Time by bottleneck, and what was assumed", _assumed(report))
 
 

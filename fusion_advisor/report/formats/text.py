@@ -264,8 +264,8 @@ def _rest(report: Report, top: int) -> Iterator[RenderableType]:
     facts += [("graph break", broken) for broken in report.model.graph_breaks]
     yield from _section("What it stands on", [_pairs(facts)])
     yield from _ranked("Fuse", report.groups, top, lambda row: _accepted(report, row))
-    if report.advice:
-        advice = [line for row in report.advice[:top] for line in _advised(row)]
+    if found := wording.advised(report):
+        advice = [line for row in found[:top] for line in _advised(row)]
         yield from _section("Advice", advice)
     if rows := wording.saved(report, top):
         yield from _section("Saved for backward", [_columns(rows)])

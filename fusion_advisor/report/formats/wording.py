@@ -323,8 +323,33 @@ def totals(report: Report) -> list[tuple[str, str]]:
         ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
         ("peak activations", size(row.peak_activation_bytes)),
         *([("faults", said)] if (said := faults(report)) else []),
+        *([("rewrites", said)] if (said := rewrites(report)) else []),
         *profile(report),
     ]
+
+
+def rewrites(report: Report) -> str:
+    """Saving of all rewrites, which no other figure has, and why they were not looked for; empty
+    for a model without any."""
+    counted = Counter(row.code for row in report.rewrites)
+    names = ", ".join(f"{name} {count}" for name, count in counted.items())
+    us = report.totals.rewrites_saved_us
+    said = [f"{names}{f', save {time(us)}' if us else ''}, in no other figure; apply makes them"]
+    why = [f"not looked for everywhere: {report.not_rewritten}"]
+    return "; ".join(said * bool(names) + why * bool(report.not_rewritten))
+
+
+def advised(report: Report) -> list[AdviceRow]:
+    """Advice as people read it, with rewrites: what both say of a line is told once, with the
+    proof of the rewrite under the id of the advice."""
+    told = {name for row in report.rewrites for name in row.advice}
+    rows = [row for row in report.advice if row.id not in told]
+    for row in report.rewrites:
+        text = f"{row.message[0].lower()}{row.message[1:]}"
+        said = f"write {row.line}: {text}" if row.line else text
+        name = next(iter(row.advice), row.id)
+        rows.append(AdviceRow.of(row, id=name, message=said, evidence=[row.proof]))
+    return sorted(rows, key=lambda row: -(row.saved_us or 0.0))
 
 
 def phases(report: Report) -> list[tuple[str, str]]:
@@ -567,7 +592,7 @@ def todo(report: Report) -> list[Todo]:
         for row in report.groups
         if row.impact.basis != "profile" or row.impact.saved_us_total > 0
     ]
-    rows += [Todo(row, row.saved_us, (row.saved_us or 0.0) / total) for row in report.advice]
+    rows += [Todo(row, row.saved_us, (row.saved_us or 0.0) / total) for row in advised(report)]
     return sorted(rows, key=lambda row: (row.saved_us is None, -(row.saved_us or 0.0)))
 
 
@@ -648,6 +673,8 @@ def cost(finding: FindingRow) -> str:
 def reviewers_note(report: Report, subject: GroupRow | AdviceRow) -> str:
     """Reviewers' note on a group or advice beside its figures: that it is new, who ignores it."""
     found = report.review.findings if report.review else []
+    if any(subject.id == row.id for row in report.rewrites):
+        return ""
     key = "group" if isinstance(subject, GroupRow) else "advice"
     row = next((row for row in found if getattr(row, key) == subject.id), None)
     if row is None:
