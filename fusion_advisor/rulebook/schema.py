@@ -218,6 +218,8 @@ class BlockedSchedule(Table):
     """Row length beyond which scans go in chunks, though a program could hold the row."""
     scan_across: Elements
     """The same where rows lie across memory, and the elements of a chunk of each row there."""
+    scan_rows: Rows
+    """Neighbouring rows of a program that scans one position of each at a time."""
     scan_chunk_elements: Elements
     """Elements of a chunk of a scan, at least."""
     scan_chunks_elements: Elements

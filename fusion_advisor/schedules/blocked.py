@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.region.peephole import calls_library
-from fusion_advisor.region.primitives import LONG
+from fusion_advisor.region.primitives import LONG, MONOIDS
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
@@ -55,11 +55,12 @@ def chunks(
     numbers = rulebook.schedules.blocked
     rows = 1
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
-        rows = min(numbers.rows_across.count, power_of_two(laid.count))
+        most = numbers.scan_rows if scanned_across(region, numbers) == 1 else numbers.rows_across
+        rows = min(most.count, power_of_two(laid.count))
     share = rulebook.schedules.split if parts is not None else numbers
     longest = share.chunk_elements.count
     if any(region.all("scan")):
-        longest = rows * numbers.scan_across.count if rows > 1 else _scanned(laid, numbers)
+        longest = rows * scanned_across(region, numbers) if rows > 1 else _scanned(laid, numbers)
     block = max(1, min(longest // rows, power_of_two(laid.length)))
     stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
     room = device.multiprocessor.shared_memory_per_block.count
@@ -90,6 +91,13 @@ def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
         return numbers.several_elements_per_thread.count, 1
     each = power_of_two(numbers.elements_per_thread.count // max(len(along), 1) + 1) // 2
     return max(each, numbers.long_elements_per_thread.count), stages
+
+
+def scanned_across(region: Region, numbers: BlockedSchedule) -> int:
+    """Positions that a scan of neighbouring rows takes at once: one where a combination is long,
+    for a chunk takes several for each element."""
+    monoids = (MONOIDS[region.exprs[n].monoid] for n in region.all("scan"))
+    return 1 if any(monoid.within for monoid in monoids) else numbers.scan_across.count
 
 
 def _scanned(laid: Rows, numbers: BlockedSchedule) -> int:

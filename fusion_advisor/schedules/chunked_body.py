@@ -125,8 +125,13 @@ class ChunkedBody(Body):
         return self._begin(number, f"{self.region.labels[number]}_carried", self._row_shape())
 
     def _carry(self, number: int, operand: Tile) -> None:
-        """A scan of one chunk, on from what was carried there; the chunk's own total joins it."""
+        """A scan of one chunk, on from what was carried there; the chunk's own total joins it. Of
+        one position that is one combination."""
         expr, name = self.region.exprs[number], self._carried[number]
+        if self.step.block == 1:
+            self._assign(number, self._combined(expr, name, operand))
+            self.scope.body.append(Update(name.id, self.value(number)))
+            return
         chunk = self.scope.let(self.names.claim(f"{self.region.labels[number]}_chunk"), operand)
         self._assign(number, self._combined(expr, name, self._scan(expr, chunk)))
         total = self._combined(expr, name, self._reduce(expr, chunk))

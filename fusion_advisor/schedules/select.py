@@ -10,6 +10,7 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
+from fusion_advisor.schedules.blocked import scanned_across
 from fusion_advisor.schedules.layout import reach
 
 
@@ -97,14 +98,15 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
 
     def scans_long(step: Step) -> bool:
         """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
-        most = numbers.scan_elements
+        most = numbers.scan_elements.count
         if any(a.step(step.outer[-1].axes[-1]) == 1 for a in step.loads if step.outer):
-            most = numbers.scan_across
-        return any(step.region.all("scan")) and step.block > most.count
+            most = scanned_across(step.region, numbers)
+        return any(step.region.all("scan")) and step.block > most
 
-    def rank(plan: Plan) -> tuple[bool, bool, bool]:
+    def rank(plan: Plan) -> tuple[bool, bool, bool, bool]:
         long = any(map(scans_long, plan.steps))
-        return _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
+        much = long and scanned_across(plan.region, numbers) == 1  # more than idle threads cost
+        return much, _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
 
     return sorted(plans, key=rank)
 
