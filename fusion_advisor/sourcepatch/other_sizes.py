@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from fusion_advisor.codegen.eager_reference import RESHAPES, Numbers, numbers_of
+from fusion_advisor.codegen.interface import interface
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
@@ -213,6 +214,38 @@ def widened(
         return there if there.accepted and _serves(decision, there) else decision
 
     return chosen
+
+
+def serving(
+    at: Callable[[Decision], Decision], rulebook: Rulebook
+) -> Callable[[Decision, Decision], bool]:
+    """Function of two sets of launches: whether the kernel of the first, which is written from what
+    `at` gives, serves the second, too. It asks and computes the same, and holds no shorter rows
+    than a kernel of the second's own would."""
+    known: dict[tuple[int, ...], str] = {}
+
+    def asked(decision: Decision) -> str:
+        launches = decision.subject.launches
+        if launches not in known:
+            known[launches] = interface(at(decision), rulebook)
+        return known[launches]
+
+    def serves(one: Decision, other: Decision) -> bool:
+        mine, theirs = (at(each).subject.plan for each in (one, other))
+        if mine is None or theirs is None or mine.schedule != theirs.schedule:
+            return False
+        held, needed = (
+            max((step.block + step.rest for step in plan.steps if step.inner), default=0)
+            for plan in (mine, theirs)
+        )
+        return held >= needed and _ops(one) == _ops(other) and asked(one) == asked(other)
+
+    return serves
+
+
+def _ops(decision: Decision) -> list[str]:
+    subject = decision.subject
+    return [subject.flow.nodes[number].op for number in subject.launches]
 
 
 def alike(one: Dataflow, two: Dataflow) -> bool:

@@ -7,7 +7,7 @@ calls that ran ask for the same edit. What the source cannot express is refused 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,12 +45,14 @@ from fusion_advisor.sourcepatch.other_sizes import ResizedModel, alike, size_num
 
 @dataclass(frozen=True)
 class PlacedGroup:
-    """A group in the source: its edits, one for each block, and how many of its occurrences they
-    serve."""
+    """A group in the source: its edits, one for each block, how many of its occurrences they
+    serve, and the name of the kernel that they call: its own, or that of a group of the same
+    computation."""
 
     finding: Finding
     edits: tuple[Edit, ...]
     occurrences: int
+    kernel: str
 
 
 @dataclass
@@ -97,6 +99,10 @@ class Placement:
     general: Callable[[Decision], Decision] | None = None
     """The group that a kernel is written from: the group itself, or the same group at the
     larger batch."""
+    decided: Callable[[Iterable[int]], Decision] | None = None
+    """Decision on any launches."""
+    serves: Callable[[Decision, Decision], bool] = lambda one, other: one is other
+    """Whether the kernel of one set of launches serves another set."""
 
     @cached_property
     def _guards(self) -> Guards:
@@ -246,6 +252,29 @@ class Placement:
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
                 raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
 
+    def likewise(
+        self, finding: Finding, name: str, run: SourcePlace, edit: Edit
+    ) -> Decision | None:
+        """Decision on what an edit replaces in another run of its block, if the kernel of a group,
+        by the name that the source calls it, may stand there, too."""
+        held = self.sources.held[run]
+        taken = (step for step, standing in held.items() if edit.takes(standing.span))
+        nodes = (node for step in taken for node in self.sources.made.get(step, ()))
+        numbers = {self.flow.position[node.name] for node in nodes}
+        launches = [number for number in numbers if self.flow.launches(number)]
+        if self.decided is None or self.operators or not launches:
+            return None
+        decision = self.decided(launches)
+        expressed = decision.subject.expressed
+        worth = decision.accepted or decision.worthwhile
+        if expressed is None or not worth or not self.serves(finding.decision, decision):
+            return None
+        try:
+            found = self.edited(decision, decision.subject.border, expressed, name)
+        except NotPlaced:
+            return None
+        return decision if found == (run, edit) else None
+
     def wants_torch(self, edits: Sequence[Edit]) -> bool:
         """Whether edits of a file name torch, and the file does not."""
         named = self.operators or any("torch." in edit.guard for edit in edits)
@@ -331,15 +360,19 @@ def patch(
     folder = model.parent / package_name(model)
     chosen: dict[SourcePlace, list[Edit]] = {}
     noted: dict[str, list[tuple[Edit, str]]] = {}
-    waiting = [finding for finding in findings if finding.name in kernels]
+    waiting = {finding.id: finding for finding in findings if finding.name in kernels}
     what = "PyTorch op" if placement.operators else "kernel"
-    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f not in waiting}
-    while waiting:  # a call that is edited away in one place no longer speaks against another
+    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f.id not in waiting}
+    before = 0
+    while len(waiting) != before:  # a call that is edited away no longer speaks against another
         before = len(waiting)
-        for finding in list(waiting):
+        for number in list(waiting):
+            finding = waiting.get(number)
+            if finding is None:
+                continue
             try:
                 alone = finding.name in only_dtype
-                edits = _edits(placement, finding, folder.name, chosen, only_dtype=alone)
+                edits, served = _edits(placement, finding, folder.name, chosen, only_dtype=alone)
             except NotPlaced as reason:
                 result.refused[finding.id] = str(reason)
                 continue
@@ -349,11 +382,17 @@ def patch(
             for edit in once:
                 note = _comment(finding, placement.operators)
                 noted.setdefault(edit.file, []).append((edit, note))
-            result.refused.pop(finding.id, None)
-            result.puts.append(PlacedGroup(finding, once, len(finding.instances)))
-            waiting.remove(finding)
-        if len(waiting) == before:
-            break
+            for each in [*waiting.values()]:
+                taken = [i for i in each.instances if _launches(placement.flow, i) in served]
+                if not taken:
+                    continue
+                part = replace(each, instances=tuple(taken))
+                result.puts.append(PlacedGroup(part, once, len(taken), finding.name))
+                rest = tuple(i for i in each.instances if i not in taken)
+                waiting[each.id] = replace(each, instances=rest)
+                if not rest:
+                    del waiting[each.id]
+                    result.refused.pop(each.id, None)
     there = kernels_of(standing)
     outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
     for file, edits in noted.items():
@@ -369,7 +408,7 @@ def patch(
         return result
     texts = {name: _kept(result, folder, name, text) for name, text in there.items()}
     for put in result.puts:
-        name = put.finding.name
+        name = put.kernel
         if name not in texts:
             texts[name] = _new(result, placement, folder, put, kernels[name], stamps.get(name))
     changed = package_files(folder, texts, outlines.text) if texts else {}
@@ -428,23 +467,19 @@ def _edits(
     chosen: Mapping[SourcePlace, Sequence[Edit]],
     *,
     only_dtype: bool,
-) -> dict[SourcePlace, tuple[Edit, ...]]:
-    """The edits of a group, by the places that it is made in, in one maybe several times. NotPlaced
+) -> tuple[dict[SourcePlace, tuple[Edit, ...]], set[tuple[int, ...]]]:
+    """The edits of a group, by the places that it is made in, in one maybe several times; and the
+    launches that its kernel serves, those of other groups with the same lines included. NotPlaced
     where a block would have to be edited differently for some of its runs, or where another group
     is put already."""
     flow, sources = placement.flow, placement.sources
-    served = finding.decision.subject.expressed
-    assert served is not None  # an accepted set has a plan
+    served = {_launches(flow, instance) for instance in finding.instances}
+    name = f"{package}.{finding.name}"
+    form = finding.decision.subject.expressed
+    assert form is not None  # an accepted set has a plan
     found: dict[Block, dict[SourcePlace, tuple[Edit, ...]]] = {}
-    for instance in finding.instances:
-        border = boundary(flow, [number for number in instance if flow.launches(number)])
-        expressed = lower_region(flow, border)
-        if served.form != expressed.form:
-            raise NotPlaced("its occurrences take their operands in different orders")
-        name = f"{package}.{finding.name}"
-        place, edit = placement.edited(
-            finding.decision, border, expressed, name, only_dtype=only_dtype
-        )
+
+    def add(place: SourcePlace, edit: Edit) -> None:
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
             if _overlap(edit.touched, other.touched):
@@ -452,19 +487,38 @@ def _edits(
                 raise NotPlaced(f"line {line}: a group with as much to save is put there")
             check_shared(sources, place, edit, other)
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
-    for block, edits in found.items():
+
+    for launches in served:
+        border = boundary(flow, launches)
+        expressed = lower_region(flow, border)
+        if form.form != expressed.form:
+            raise NotPlaced("its occurrences take their operands in different orders")
+        add(*placement.edited(finding.decision, border, expressed, name, only_dtype=only_dtype))
+    for block, edits in list(found.items()):
         every = next(iter(edits.values()))
         first = every[0]
         if any(each != every for each in edits.values()):
             raise NotPlaced(f"{first.function}(): its calls would be edited differently")
         ran = {place for place in sources.names if place.block == block}
         left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
+        for place in [*left]:
+            likewise = [placement.likewise(finding, name, place, edit) for edit in every]
+            if all(likewise):
+                left.remove(place)
+                served |= {decision.subject.launches for decision in likewise if decision}
+                for edit in every:
+                    add(place, edit)
         if left:
             raise NotPlaced(
                 f"{first.function}() ran {len(ran)} times, and in {len(left)} of them its parts "
                 "are not this group"
             )
-    return {place: each for edits in found.values() for place, each in edits.items()}
+    return {place: each for edits in found.values() for place, each in edits.items()}, served
+
+
+def _launches(flow: Dataflow, instance: Sequence[int]) -> tuple[int, ...]:
+    """The launches of an instance, without the views between them."""
+    return tuple(sorted(number for number in instance if flow.launches(number)))
 
 
 def _edited_away(
@@ -495,8 +549,9 @@ def _comment(finding: Finding, operator: bool) -> str:
     if operator:
         less = f"{wording.size(saved)} less through HBM"
         return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
+    kernels = wording.in_place_of(launches, launches - finding.launches_saved)
     return (
-        f"fusion-advisor: {finding.pattern}, {launches} kernels in one: "
+        f"fusion-advisor: {finding.pattern}, {kernels}: "
         f"{wording.size(saved)} less through HBM, {wording.time(finding.saved_us)} predicted"
     )
 

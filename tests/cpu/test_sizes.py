@@ -97,7 +97,9 @@ def reasons(patch: Patched) -> str:
 
 
 def loaded(file: Path, *given: int) -> torch.nn.Module:
-    """The model of a file; where there is no GPU its kernels run as their references."""
+    """The model of a file, always with the same weights; where there is no GPU its kernels run as
+    their references."""
+    torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(file.parent))
         try:
@@ -344,3 +346,45 @@ def test_an_emitted_file_refuses_a_size_that_is_a_number_in_it(tmp_path: Path, b
     for width in (4096, 1024):
         with pytest.raises(ValueError, match=f"has {width} in dimension 1, and this was made for"):
             kernel(torch.randn(8, width))
+
+
+SHARED = """
+import torch
+from torch import nn
+
+
+def scaled(x):
+    mean = x.mean(-1, keepdim=True)
+    x = x - mean
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Model(nn.Module):
+    def __init__(self, wide, narrow):
+        super().__init__()
+        self.down, self.out = nn.Linear(wide, narrow), nn.Linear(narrow, 8)
+
+    def forward(self, x):
+        return scaled(self.out(scaled(self.down(scaled(x)))))
+
+
+def get_init_inputs():
+    return [2048, 512]
+
+
+def get_inputs():
+    return [torch.randn(4096, 2048)]
+"""
+
+
+def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
+    """A helper has one text: the kernel of its longest rows stands there for all that it is given,
+    rows too short for a group of their own included."""
+    patch = made(tmp_path, SHARED)
+    assert patch.patch.refused == {}
+    assert len({put.kernel for put in patch.patch.puts}) == 1
+    assert sum(put.occurrences for put in patch.patch.puts) >= 2
+    assert len({put.finding.id for put in patch.patch.puts}) == len(patch.patch.puts) >= 2
+    assert len([path for path in patch.patch.after if path.stem.startswith("layer_norm")]) == 1
+    assert_same(patch, tmp_path, [(5, 2048), (1, 2048)], 2048, 512)
+    assert_same(patch, tmp_path, [(5, 96), (1, 96)], 96, 1)

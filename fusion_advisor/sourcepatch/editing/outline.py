@@ -97,7 +97,7 @@ class Outlines:
     def _called(self, edit: Edit, function: _Function) -> Edit:
         taken, number = edit.taken, 1
         name = f"{taken.kernel}_or_eager"
-        while self.functions.setdefault(name, text := function.text(name)) != text:
+        while not _same(self.functions.setdefault(name, text := function.text(name)), text):
             number += 1
             name = f"{taken.kernel}_or_eager_{number}"
         self._imports |= function.imports
@@ -110,6 +110,23 @@ class Outlines:
         return replace(
             edit, replaced=calling(edit.replaced), inserted=calling(edit.inserted), guard=""
         )
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two functions are the same but for their names and those of their parameters."""
+
+    def plain(text: str) -> str:
+        (function,) = ast.parse(text).body
+        assert isinstance(function, ast.FunctionDef)
+        function.name, given = "", [arg.arg for arg in function.args.args]
+        for node in ast.walk(function):
+            if isinstance(node, ast.arg):
+                node.arg = str(given.index(node.arg))
+            elif isinstance(node, ast.Name) and node.id in given:
+                node.id = str(given.index(node.id))
+        return ast.dump(function)
+
+    return one == other or plain(one) == plain(other)
 
 
 def always_eager(text: str) -> str:
