@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fusion_advisor.codegen.emit import reference_of, written
 from fusion_advisor.codegen.host_launcher import launcher
@@ -15,19 +16,25 @@ _ASKING = ("ranked", "held_to", "serves", "empty_strided")
 """Calls of a launcher that read its tensors, ask of them, or make results."""
 
 
-def interface(decision: Decision, rulebook: Rulebook) -> str:
-    """What the file of a set of launches asks of its tensors, the results that it makes, and the
-    launches that it stands for, whatever its values are called and however its tiles are cut. Of
-    two files with the same interface each serves the tensors of the other. Raises ValueError for a
-    set without a plan."""
+@dataclass(frozen=True)
+class Interface:
+    """What an emitted file asks of its tensors, with the results that it makes, and the launches
+    that it stands for, whatever its values are called and however its tiles are cut. Of two files
+    with the same interface each serves the tensors of the other."""
+
+    asks: str
+    reference: str
+
+
+def interface(decision: Decision, rulebook: Rulebook) -> Interface:
+    """Interface of the file of a set of launches. Raises ValueError for a set without a plan."""
     flow = decision.subject.flow
     file = written(flow, decision, "kernel", rulebook)
     tree = ast.parse(f"{launcher(file)}\n\n\n{reference_of(file, flow)}\n")
     asks, reference = (n for n in tree.body if isinstance(n, ast.FunctionDef))
     scratch = {name for name, _ in file.stores} - {*file.output_names}
     asks.body = [*_asking(asks, scratch)]
-    named = _Unnamed()
-    return "\n".join(ast.unparse(named.visit(function)) for function in (asks, reference))
+    return Interface(*(ast.unparse(_Unnamed().visit(each)) for each in (asks, reference)))
 
 
 def _asking(function: ast.FunctionDef, scratch: set[str]) -> Iterator[ast.stmt]:

@@ -10,11 +10,11 @@ of one serves that alone, what is written at a batch of two serves any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from fusion_advisor.codegen.eager_reference import RESHAPES, Numbers, numbers_of
-from fusion_advisor.codegen.interface import interface
+from fusion_advisor.codegen.interface import Interface, interface
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
@@ -216,31 +216,40 @@ def widened(
     return chosen
 
 
-def serving(
-    at: Callable[[Decision], Decision], rulebook: Rulebook
-) -> Callable[[Decision, Decision], bool]:
-    """Function of two sets of launches: whether the kernel of the first, which is written from what
-    `at` gives, serves the second, too. It asks and computes the same, and holds no shorter rows
-    than a kernel of the second's own would."""
-    known: dict[tuple[int, ...], str] = {}
+@dataclass(frozen=True)
+class Serving:
+    """Which sets of launches the kernel of another set serves; kernels are written from what `at`
+    gives."""
 
-    def asked(decision: Decision) -> str:
-        launches = decision.subject.launches
-        if launches not in known:
-            known[launches] = interface(at(decision), rulebook)
-        return known[launches]
+    at: Callable[[Decision], Decision]
+    rulebook: Rulebook
+    _known: dict[tuple[int, ...], Interface] = field(
+        default_factory=dict[tuple[int, ...], Interface]
+    )
 
-    def serves(one: Decision, other: Decision) -> bool:
-        mine, theirs = (at(each).subject.plan for each in (one, other))
+    def same(self, one: Decision, other: Decision) -> bool:
+        """Whether the kernels of two sets have the same reference."""
+        if one.subject.plan is None or other.subject.plan is None or _ops(one) != _ops(other):
+            return False
+        return self._of(one).reference == self._of(other).reference
+
+    def serves(self, one: Decision, other: Decision) -> bool:
+        """Whether the kernel of the first set, which has the reference of the second's, asks the
+        same and holds no shorter rows than a kernel of the second's own would."""
+        mine, theirs = (self.at(each).subject.plan for each in (one, other))
         if mine is None or theirs is None or mine.schedule != theirs.schedule:
             return False
         held, needed = (
             max((step.block + step.rest for step in plan.steps if step.inner), default=0)
             for plan in (mine, theirs)
         )
-        return held >= needed and _ops(one) == _ops(other) and asked(one) == asked(other)
+        return held >= needed and self._of(one) == self._of(other)
 
-    return serves
+    def _of(self, decision: Decision) -> Interface:
+        launches = decision.subject.launches
+        if launches not in self._known:
+            self._known[launches] = interface(self.at(decision), self.rulebook)
+        return self._known[launches]
 
 
 def _ops(decision: Decision) -> list[str]:

@@ -35,12 +35,18 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
-from fusion_advisor.sourcepatch.editing.outline import Outlines
+from fusion_advisor.sourcepatch.editing.outline import Choice, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
-from fusion_advisor.sourcepatch.other_sizes import ResizedModel, alike, size_numbers, spelled_sizes
+from fusion_advisor.sourcepatch.other_sizes import (
+    ResizedModel,
+    Serving,
+    alike,
+    size_numbers,
+    spelled_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -101,8 +107,8 @@ class Placement:
     larger batch."""
     decided: Callable[[Iterable[int]], Decision] | None = None
     """Decision on any launches."""
-    serves: Callable[[Decision, Decision], bool] = lambda one, other: one is other
-    """Whether the kernel of one set of launches serves another set."""
+    serving: Serving | None = None
+    """Which launches the kernel of other launches serves; None where it serves its own alone."""
 
     @cached_property
     def _guards(self) -> Guards:
@@ -252,28 +258,35 @@ class Placement:
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
                 raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
 
-    def likewise(
-        self, finding: Finding, name: str, run: SourcePlace, edit: Edit
-    ) -> Decision | None:
-        """Decision on what an edit replaces in another run of its block, if the kernel of a group,
-        by the name that the source calls it, may stand there, too."""
-        held = self.sources.held[run]
-        taken = (step for step, standing in held.items() if edit.takes(standing.span))
+    def likewise(self, one: Decision, name: str, run: SourcePlace, edit: Edit) -> Decision | None:
+        """Decision on what an edit replaces in another run of its block, if the same call may stand
+        there: `one` is the decision on what it replaces, `name` the function that it calls."""
+        if self.decided is None or self.serving is None:
+            return None
+        taken = (step for step, held in self.sources.held[run].items() if edit.takes(held.span))
         nodes = (node for step in taken for node in self.sources.made.get(step, ()))
         numbers = {self.flow.position[node.name] for node in nodes}
         launches = [number for number in numbers if self.flow.launches(number)]
-        if self.decided is None or self.operators or not launches:
-            return None
-        decision = self.decided(launches)
-        expressed = decision.subject.expressed
-        worth = decision.accepted or decision.worthwhile
-        if expressed is None or not worth or not self.serves(finding.decision, decision):
+        decision = self.decided(launches) if launches else None
+        expressed = decision.subject.expressed if decision else None
+        if decision is None or expressed is None or not self.serving.same(one, decision):
             return None
         try:
             found = self.edited(decision, decision.subject.border, expressed, name)
         except NotPlaced:
             return None
         return decision if found == (run, edit) else None
+
+    def kernel_for(
+        self, finding: Finding, there: Decision, owners: Mapping[tuple[int, ...], str]
+    ) -> str:
+        """Name of the kernel for launches that a group's lines make in another run: the group's, if
+        it serves them, else that of the launches' own group; empty where there is none."""
+        assert self.serving is not None  # it said that the two are the same
+        worth = there.accepted or there.worthwhile
+        if worth and self.serving.serves(finding.decision, there):
+            return finding.name
+        return owners.get(there.subject.launches, "")
 
     def wants_torch(self, edits: Sequence[Edit]) -> bool:
         """Whether edits of a file name torch, and the file does not."""
@@ -360,6 +373,7 @@ def patch(
     folder = model.parent / package_name(model)
     chosen: dict[SourcePlace, list[Edit]] = {}
     noted: dict[str, list[tuple[Edit, str]]] = {}
+    choices: list[Choice] = []
     waiting = {finding.id: finding for finding in findings if finding.name in kernels}
     what = "PyTorch op" if placement.operators else "kernel"
     result.refused |= {f.id: f"its {what} is not proven" for f in findings if f.id not in waiting}
@@ -372,29 +386,34 @@ def patch(
                 continue
             try:
                 alone = finding.name in only_dtype
-                edits, served = _edits(placement, finding, folder.name, chosen, only_dtype=alone)
+                made = _edits(
+                    placement, finding, folder.name, chosen, waiting.values(), only_dtype=alone
+                )
             except NotPlaced as reason:
                 result.refused[finding.id] = str(reason)
                 continue
-            for place, each in edits.items():
+            for place, each in made.edits.items():
                 chosen.setdefault(place, []).extend(each)
-            once = tuple(dict.fromkeys(edit for each in edits.values() for edit in each))
+            once = tuple(dict.fromkeys(edit for each in made.edits.values() for edit in each))
             for edit in once:
                 note = _comment(finding, placement.operators)
                 noted.setdefault(edit.file, []).append((edit, note))
+            choices += [made.choice] if made.choice else []
             for each in [*waiting.values()]:
-                taken = [i for i in each.instances if _launches(placement.flow, i) in served]
-                if not taken:
-                    continue
-                part = replace(each, instances=tuple(taken))
-                result.puts.append(PlacedGroup(part, once, len(taken), finding.name))
-                rest = tuple(i for i in each.instances if i not in taken)
+                runs = {i: made.served.get(_launches(placement.flow, i)) for i in each.instances}
+                for kernel in dict.fromkeys(filter(None, runs.values())):
+                    taken = tuple(i for i, by in runs.items() if by == kernel)
+                    part = replace(each, instances=taken)
+                    result.puts.append(PlacedGroup(part, once, len(taken), kernel))
+                rest = tuple(i for i, by in runs.items() if by is None)
                 waiting[each.id] = replace(each, instances=rest)
                 if not rest:
                     del waiting[each.id]
                     result.refused.pop(each.id, None)
     there = kernels_of(standing)
     outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
+    for each in choices:
+        outlines.choose(each, kernels[each.kernels[0]].inputs)
     for file, edits in noted.items():
         path, source = Path(file).resolve(), placement.sources.file(file)
         result.before[path] = source.text
@@ -460,23 +479,35 @@ def _left(result: Patch, path: Path) -> str:
     return fingerprint(result.after[path]) if path in result.after else mark_of(path)
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """The edits of a group, by the places that it is made in, in one maybe several times. `served`
+    has the launches of all runs of its lines, those that are another group's included, with the
+    kernel that serves each; `choice` is the function that calls one of several kernels."""
+
+    edits: dict[SourcePlace, tuple[Edit, ...]]
+    served: dict[tuple[int, ...], str]
+    choice: Choice | None = None
+
+
 def _edits(
     placement: Placement,
     finding: Finding,
     package: str,
     chosen: Mapping[SourcePlace, Sequence[Edit]],
+    others: Iterable[Finding] = (),
+    choosing: str = "",
     *,
     only_dtype: bool,
-) -> tuple[dict[SourcePlace, tuple[Edit, ...]], set[tuple[int, ...]]]:
-    """The edits of a group, by the places that it is made in, in one maybe several times; and the
-    launches that its kernel serves, those of other groups with the same lines included. NotPlaced
-    where a block would have to be edited differently for some of its runs, or where another group
-    is put already."""
+) -> _Chosen:
+    """Find the edits of a group, in which a kernel of one of the `others` may have to be called in
+    some runs: then by the function called `choosing`. NotPlaced where a block would have to be
+    edited differently for some of its runs, or where another group is put already."""
     flow, sources = placement.flow, placement.sources
-    served = {_launches(flow, instance) for instance in finding.instances}
-    name = f"{package}.{finding.name}"
-    form = finding.decision.subject.expressed
-    assert form is not None  # an accepted set has a plan
+    served = {_launches(flow, each): finding.name for each in finding.instances}
+    owners = {_launches(flow, each): other.name for other in others for each in other.instances}
+    first = finding.decision.subject.expressed
+    assert first is not None  # an accepted set has a plan
     found: dict[Block, dict[SourcePlace, tuple[Edit, ...]]] = {}
 
     def add(place: SourcePlace, edit: Edit) -> None:
@@ -488,32 +519,48 @@ def _edits(
             check_shared(sources, place, edit, other)
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
 
+    name = f"{package}.{choosing or finding.name}"
     for launches in served:
         border = boundary(flow, launches)
         expressed = lower_region(flow, border)
-        if form.form != expressed.form:
+        if first.form != expressed.form:
             raise NotPlaced("its occurrences take their operands in different orders")
         add(*placement.edited(finding.decision, border, expressed, name, only_dtype=only_dtype))
+    given = [(finding.name, first.inputs)]
     for block, edits in list(found.items()):
         every = next(iter(edits.values()))
-        first = every[0]
         if any(each != every for each in edits.values()):
-            raise NotPlaced(f"{first.function}(): its calls would be edited differently")
+            raise NotPlaced(f"{every[0].function}(): its calls would be edited differently")
         ran = {place for place in sources.names if place.block == block}
         left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
-        for place in [*left]:
-            likewise = [placement.likewise(finding, name, place, edit) for edit in every]
-            if all(likewise):
+        for place in [place for place in sources.names if place in left]:
+            kernels = dict[tuple[int, ...], str]()
+            for edit in every:
+                there = placement.likewise(finding.decision, name, place, edit)
+                kernel = placement.kernel_for(finding, there, owners) if there else ""
+                if there is None or not kernel or there.subject.expressed is None:
+                    break
+                kernels[there.subject.launches] = kernel
+                given.append((kernel, there.subject.expressed.inputs))
+            else:
                 left.remove(place)
-                served |= {decision.subject.launches for decision in likewise if decision}
+                served |= kernels
                 for edit in every:
                     add(place, edit)
         if left:
             raise NotPlaced(
-                f"{first.function}() ran {len(ran)} times, and in {len(left)} of them its parts "
+                f"{every[0].function}() ran {len(ran)} times, and in {len(left)} of them its parts "
                 "are not this group"
             )
-    return {place: each for edits in found.values() for place, each in edits.items()}, served
+    edits = {place: each for edits in found.values() for place, each in edits.items()}
+    if {*served.values()} == {finding.name}:
+        return _Chosen(edits, served)
+    if choosing:
+        tensors = flow.annotated.tensors
+        shapes = [(kernel, [tensors[ref].shape for ref in inputs]) for kernel, inputs in given]
+        return _Chosen(edits, served, choice(choosing, shapes))
+    choosing = f"{finding.name}_by_size"
+    return _edits(placement, finding, package, chosen, others, choosing, only_dtype=only_dtype)
 
 
 def _launches(flow: Dataflow, instance: Sequence[int]) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ from fusion_advisor.sourcepatch.guards import Other
 from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
+    Serving,
     capture_resized,
-    serving,
     varying_dims,
     widened,
 )
@@ -193,7 +193,11 @@ def patch_model(
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
         placement = replace(
-            placement, batch=batch, general=at, decided=decided, serves=serving(at, rulebook)
+            placement,
+            batch=batch,
+            general=at,
+            decided=decided,
+            serving=None if operators else Serving(at, rulebook),
         )
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
         found, small = _worthwhile(flow, found, request.least)

@@ -12,8 +12,8 @@ import ast
 import builtins
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, groupby
 from pathlib import Path
 from textwrap import indent
 
@@ -33,6 +33,45 @@ _SOMETIMES = (
 )  # fmt: skip
 """Expressions that may leave a part of theirs out, that bind names, or that only their function can
 hold. What a function is given is evaluated whether it is read or not."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Function that calls one of several kernels of the same computation, by the sizes of what it
+    is given: `cases` are the values that tell, in the words of `{n}`, the operand of that number,
+    of each kernel but the last."""
+
+    name: str
+    kernels: tuple[str, ...]
+    cases: tuple[str, ...]
+
+
+def choice(name: str, given: Sequence[tuple[str, Sequence[tuple[int, ...]]]]) -> Choice:
+    """Choice among kernels, each with the shapes of what it was given in a run, by the fewest sizes
+    that tell them apart; the first kernel serves whatever else comes. NotPlaced where none do."""
+    kernels = tuple(dict.fromkeys(kernel for kernel, _ in given))
+    ranks = [len(shape) for shape in given[0][1]]
+    words = [(f"{{{n}}}.size({d})", n, d) for n, rank in enumerate(ranks) for d in range(rank)]
+    if any([*map(len, shapes)] != ranks for _, shapes in given):
+        words = [(f"{{{n}}}.dim()", n, None) for n in range(len(ranks))]
+    for several in chain.from_iterable(combinations(words, count) for count in (1, 2)):
+        seen: dict[tuple[int, ...], set[str]] = {}
+        for kernel, shapes in given:
+            value = tuple(len(shapes[n]) if d is None else shapes[n][d] for _, n, d in several)
+            seen.setdefault(value, set()).add(kernel)
+        if all(len(found) == 1 for found in seen.values()):
+            break
+    else:
+        raise NotPlaced(f"its calls take kernels that no size tells apart: {', '.join(kernels)}")
+    cases = [
+        " or ".join(
+            " and ".join(f"{word} == {n}" for (word, _, _), n in zip(several, value, strict=True))
+            for value, found in seen.items()
+            if kernel in found
+        )
+        for kernel in kernels[1:]
+    ]
+    return Choice(name, (*kernels[1:], kernels[0]), tuple(cases))
 
 
 class Outlines:
@@ -71,6 +110,15 @@ class Outlines:
             head += ["", *lines]
         return "\n\n\n".join(["\n".join(head), *self.functions.values()]) + "\n"
 
+    def choose(self, one: Choice, given: Sequence[str]) -> None:
+        """Add the function of a choice; `given` are the names of its operands."""
+        call = f"({', '.join(given)})"
+        lines = [f"def {one.name}{call}:", '    """The same computation at each size."""']
+        for case, kernel in zip(one.cases, one.kernels, strict=False):
+            lines += [f"    if {case.format(*given)}:", f"        return {kernel}{call}"]
+        self.functions[one.name] = "\n".join([*lines, f"    return {one.kernels[-1]}{call}"])
+        self._imports |= {kernel: f"from .{kernel} import {kernel}" for kernel in one.kernels}
+
     def outlined(
         self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
     ) -> Iterator[tuple[Edit, str]]:
@@ -89,7 +137,9 @@ class Outlines:
     def _function(self, file: SourceFile, edit: Edit) -> _Function:
         kernel = edit.taken.kernel
         made = _Function(file, edit, self._imports, self._kernels, self.functions)
-        made.imports |= {"torch": "import torch", kernel: f"from .{kernel} import {kernel}"}
+        made.imports["torch"] = "import torch"
+        if kernel not in self.functions:
+            made.imports[kernel] = f"from .{kernel} import {kernel}"
         if any(self._imports.get(name, line) != line for name, line in made.imports.items()):
             raise NotPlaced(f"{kernel} is something else beside the kernels")
         return made
