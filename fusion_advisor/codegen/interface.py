@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.shipped.files import HOST
 
+_COPY = "torch.ops.aten.clone.default"
 _ASKING = ("ranked", "held_to", "serves", "empty_strided")
 """Calls of a launcher that read its tensors, ask of them, or make results."""
 
@@ -24,6 +26,8 @@ class Interface:
 
     asks: str
     reference: str
+    computes: str
+    """The reference without the copies of tensors that lie otherwise: the same values."""
 
 
 def interface(decision: Decision, rulebook: Rulebook) -> Interface:
@@ -34,7 +38,8 @@ def interface(decision: Decision, rulebook: Rulebook) -> Interface:
     asks, reference = (n for n in tree.body if isinstance(n, ast.FunctionDef))
     scratch = {name for name, _ in file.stores} - {*file.output_names}
     asks.body = [*_asking(asks, scratch)]
-    return Interface(*(ast.unparse(_Unnamed().visit(each)) for each in (asks, reference)))
+    plain = _Uncopied().visit(copy.deepcopy(reference))
+    return Interface(*(ast.unparse(_Unnamed().visit(each)) for each in (asks, reference, plain)))
 
 
 def _asking(function: ast.FunctionDef, scratch: set[str]) -> Iterator[ast.stmt]:
@@ -51,6 +56,25 @@ def _asking(function: ast.FunctionDef, scratch: set[str]) -> Iterator[ast.stmt]:
         }
         if called & {*_ASKING} and not stored & scratch:
             yield statement
+
+
+class _Uncopied(ast.NodeTransformer):
+    """What was copied in place of the copies."""
+
+    def __init__(self) -> None:
+        self._copied: dict[str, ast.expr] = {}
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        value, target = self.visit(node.value), node.targets[0]
+        copies = isinstance(value, ast.Call) and ast.unparse(value.func) == _COPY
+        if isinstance(value, ast.Call) and copies and isinstance(target, ast.Name):
+            self._copied[target.id] = value.args[0]
+            return None
+        node.value = value
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return copy.deepcopy(self._copied.get(node.id, node))
 
 
 class _Unnamed(ast.NodeTransformer):

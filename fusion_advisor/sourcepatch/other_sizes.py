@@ -228,10 +228,14 @@ class Serving:
     )
 
     def same(self, one: Decision, other: Decision) -> bool:
-        """Whether the kernels of two sets have the same reference."""
+        """Whether the kernels of two sets compute the same, copies aside."""
         if one.subject.plan is None or other.subject.plan is None or _ops(one) != _ops(other):
             return False
-        return self._of(one).reference == self._of(other).reference
+        return self._of(one).computes == self._of(other).computes
+
+    def reference(self, decision: Decision) -> str:
+        """Text of the reference of a set's kernel."""
+        return self._of(decision).reference
 
     def serves(self, one: Decision, other: Decision) -> bool:
         """Whether the kernel of the first set, which has the reference of the second's, asks the
@@ -253,8 +257,10 @@ class Serving:
 
 
 def _ops(decision: Decision) -> list[str]:
+    """The launches of a set that compute something."""
     subject = decision.subject
-    return [subject.flow.nodes[number].op for number in subject.launches]
+    ops = [subject.flow.nodes[number].op for number in subject.launches]
+    return [op for op in ops if op != "aten.clone.default"]
 
 
 def alike(one: Dataflow, two: Dataflow) -> bool:

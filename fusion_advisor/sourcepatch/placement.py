@@ -35,7 +35,7 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
-from fusion_advisor.sourcepatch.editing.outline import Choice, Outlines, choice
+from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
@@ -288,6 +288,14 @@ class Placement:
             return finding.name
         return owners.get(there.subject.launches, "")
 
+    def run_of(self, kernel: str, decision: Decision) -> KernelRun:
+        """Run in which a kernel serves a set of launches."""
+        expressed = decision.subject.expressed
+        assert expressed is not None  # it has a plan
+        reference = self.serving.reference(decision) if self.serving else ""
+        tensors = self.flow.annotated.tensors
+        return KernelRun(kernel, reference, [tensors[ref] for ref in expressed.inputs])
+
     def wants_torch(self, edits: Sequence[Edit]) -> bool:
         """Whether edits of a file name torch, and the file does not."""
         named = self.operators or any("torch." in edit.guard for edit in edits)
@@ -413,7 +421,7 @@ def patch(
     there = kernels_of(standing)
     outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
     for each in choices:
-        outlines.choose(each, kernels[each.kernels[0]].inputs)
+        outlines.choose(each, kernels[each.kernels[-1]].inputs)
     for file, edits in noted.items():
         path, source = Path(file).resolve(), placement.sources.file(file)
         result.before[path] = source.text
@@ -526,7 +534,7 @@ def _edits(
         if first.form != expressed.form:
             raise NotPlaced("its occurrences take their operands in different orders")
         add(*placement.edited(finding.decision, border, expressed, name, only_dtype=only_dtype))
-    given = [(finding.name, first.inputs)]
+    runs = [placement.run_of(finding.name, finding.decision)]
     for block, edits in list(found.items()):
         every = next(iter(edits.values()))
         if any(each != every for each in edits.values()):
@@ -538,10 +546,10 @@ def _edits(
             for edit in every:
                 there = placement.likewise(finding.decision, name, place, edit)
                 kernel = placement.kernel_for(finding, there, owners) if there else ""
-                if there is None or not kernel or there.subject.expressed is None:
+                if there is None or not kernel:
                     break
                 kernels[there.subject.launches] = kernel
-                given.append((kernel, there.subject.expressed.inputs))
+                runs.append(placement.run_of(kernel, there))
             else:
                 left.remove(place)
                 served |= kernels
@@ -556,9 +564,7 @@ def _edits(
     if {*served.values()} == {finding.name}:
         return _Chosen(edits, served)
     if choosing:
-        tensors = flow.annotated.tensors
-        shapes = [(kernel, [tensors[ref].shape for ref in inputs]) for kernel, inputs in given]
-        return _Chosen(edits, served, choice(choosing, shapes))
+        return _Chosen(edits, served, choice(choosing, runs))
     choosing = f"{finding.name}_by_size"
     return _edits(placement, finding, package, chosen, others, choosing, only_dtype=only_dtype)
 
