@@ -156,24 +156,30 @@ class Guards:
     # Another module.
 
     def _exchanged(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
-        """Conditions that a module whose call is removed is of another class or holds other
-        numbers."""
+        """Conditions that a module whose call is removed is of another class, or that it, or the
+        module that is edited, holds other numbers which torch's own code reads."""
         own = self.sources.module(place.activation)
         made = _computed(self.sources, place.block, edit, place)
-        for path in sorted(set[str]().union(*made.values()) - {own}):
+        for path in sorted(set[str]().union(*made.values())):
             text, held = attribute(path, names), self.sources.trail.modules.get(path)
-            if text is None:
+            if text is None and path != own:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
                 )
-            if held is not None and not self.sources.settled(path):
+            if held is None:
+                continue
+            if path != own and not self.sources.settled(path):
                 of_torch = held.kind.startswith("torch.")
                 asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
                 yield asked.format(text, held.kind)
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
-            for name, value in held.plain.items() if held and not held.file else ():
-                if value in given or value.startswith("'"):
-                    yield _differs(f"{text}.{name}", value)
+            for name in held.inherited if held.file else held.plain:
+                value = held.plain[name]
+                if value not in given and not value.startswith("'"):
+                    continue
+                if text is None:
+                    raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
+                yield _differs(f"{text}.{name}", value)
 
     # Another number.
 

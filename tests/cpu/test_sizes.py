@@ -96,7 +96,7 @@ def reasons(patch: Patched) -> str:
     return "\n".join([*patch.unplaced.values(), *patch.patch.refused.values()])
 
 
-def loaded(file: Path, *given: int) -> torch.nn.Module:
+def loaded(file: Path, *given: float) -> torch.nn.Module:
     """The model of a file, always with the same weights; where there is no GPU its kernels run as
     their references."""
     torch.manual_seed(0)
@@ -110,14 +110,14 @@ def loaded(file: Path, *given: int) -> torch.nn.Module:
 
 
 def assert_same(
-    patch: Patched, folder: Path, shapes: Sequence[tuple[int, ...]], *given: int
+    patch: Patched, folder: Path, shapes: Sequence[tuple[int, ...]], *given: float
 ) -> None:
     """Where the original runs at a size the patched model gives its shape and numbers."""
     assert_same_for(patch, folder, [(torch.randn(shape),) for shape in shapes], *given)
 
 
 def assert_same_for(
-    patch: Patched, folder: Path, inputs: Sequence[tuple[torch.Tensor, ...]], *given: int
+    patch: Patched, folder: Path, inputs: Sequence[tuple[torch.Tensor, ...]], *given: float
 ) -> None:
     """As `assert_same`, of whole inputs."""
     original = loaded(folder / "model.py", *given)
@@ -348,7 +348,7 @@ def test_an_emitted_file_refuses_a_size_that_is_a_number_in_it(tmp_path: Path, b
             kernel(torch.randn(8, width))
 
 
-SHARED = """
+HELPER = """
 import torch
 from torch import nn
 
@@ -380,7 +380,7 @@ def get_inputs():
 def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
     """A helper has one text: the kernel of its longest rows stands there for all that it is given,
     rows too short for a group of their own included."""
-    patch = made(tmp_path, SHARED)
+    patch = made(tmp_path, HELPER)
     assert patch.patch.refused == {}
     assert len({put.kernel for put in patch.patch.puts}) == 1
     assert sum(put.occurrences for put in patch.patch.puts) >= 2
@@ -388,3 +388,35 @@ def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
     assert len([path for path in patch.patch.after if path.stem.startswith("layer_norm")]) == 1
     assert_same(patch, tmp_path, [(5, 2048), (1, 2048)], 2048, 512)
     assert_same(patch, tmp_path, [(5, 96), (1, 96)], 96, 1)
+
+
+INHERITED = """
+import torch
+from torch import nn
+
+
+class Norm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.float()).type(x.dtype)
+
+
+class Model(nn.Module):
+    def __init__(self, eps=1e-5):
+        super().__init__()
+        self.norm = Norm(1024, eps=eps)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return y * torch.sigmoid(y)
+
+
+def get_inputs():
+    return [torch.randn(4096, 1024)]
+"""
+
+
+def test_a_number_that_torch_reads_of_a_class_that_inherits_is_asked(tmp_path: Path) -> None:
+    """The class's own source does not name it."""
+    patch = made(tmp_path, INHERITED)
+    assert patch.diff
+    assert_same(patch, tmp_path, [(2, 1024), (1, 1024)], 0.5)
