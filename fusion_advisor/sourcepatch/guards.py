@@ -16,6 +16,7 @@ from typing import Literal, cast
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, Span
+from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
@@ -298,12 +299,22 @@ def _launched(sources: Sources, block: Block, edit: Edit) -> set[tuple[object, o
 
 
 def _given(computed: object) -> Iterator[str]:
-    """The numbers and words among the arguments of what is computed."""
+    """The numbers and words among the arguments of what is computed, beside the sizes that a
+    reference reads off its tensors."""
     if isinstance(computed, tuple):
-        for part in cast("tuple[object, ...]", computed):
-            yield from _given(part)
-    elif isinstance(computed, str):
-        yield computed
+        _, name, args, kwargs = cast("tuple[object, str, tuple[object, ...], object]", computed)
+        op = REGISTRY.get(name)
+        sizes = op.sizes if op else {}
+        yield from _texts(tuple(arg for place, arg in enumerate(args) if place not in sizes))
+        yield from _texts(kwargs)
+
+
+def _texts(given: object) -> Iterator[str]:
+    if isinstance(given, tuple):
+        for part in cast("tuple[object, ...]", given):
+            yield from _texts(part)
+    elif isinstance(given, str):
+        yield given
 
 
 def _plain(arg: Arg, own: Collection[str]) -> object:

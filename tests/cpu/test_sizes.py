@@ -390,6 +390,56 @@ def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
     assert_same(patch, tmp_path, [(5, 96), (1, 96)], 96, 1)
 
 
+CHANNELS = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.norm = nn.GroupNorm(8, width)
+        self.out = nn.Conv2d(width, out, 1)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return self.out(h * torch.sigmoid(h))
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.two = Block(width, 2 * width), Block(2 * width, 2 * width)
+        self.three = Block(width, width)
+
+    def forward(self, x):
+        x = self.two(self.one(x))
+        return self.three(x[:, ::2])
+
+
+def get_init_inputs():
+    return [64]
+
+
+def get_inputs():
+    return [torch.randn(8, 64, 64, 64)]
+"""
+
+
+def test_kernels_of_one_text_are_chosen_by_what_they_are_given(tmp_path: Path) -> None:
+    """A group norm's kernel holds its channels, and eager copies what lies out of order: three
+    calls of one text need three kernels."""
+    patch = made(tmp_path, CHANNELS)
+    assert patch.patch.refused == {}
+    assert len({put.kernel for put in patch.patch.puts}) == 3, reasons(patch)
+    asking = next(t for path, t in patch.patch.after.items() if path.name == "or_eager.py")
+    assert ".size(1) == " in asking
+    assert ".is_contiguous():" in asking
+    assert "num_channels" not in asking, "a size, which the kernel reads off its tensor"
+    assert_same(patch, tmp_path, [(2, 64, 4, 6), (1, 64, 1, 3)], 64)
+    assert_same(patch, tmp_path, [(2, 16, 4, 6), (1, 16, 1, 3)], 16)
+
+
 INHERITED = """
 import torch
 from torch import nn
