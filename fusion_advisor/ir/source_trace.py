@@ -82,7 +82,7 @@ class ModuleAttributes:
     """File that defines the class; empty for torch's."""
     plain: dict[str, str] = field(default_factory=dict[str, str])
     inherited: tuple[str, ...] = ()
-    """Those that a class of torch gives to one that inherits from it."""
+    """Names of attributes that a class of torch gives to one that inherits from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,8 +304,8 @@ def _given(computed: object) -> Iterator[str]:
     if isinstance(computed, tuple):
         _, name, args, kwargs = cast("tuple[object, str, tuple[object, ...], object]", computed)
         op = REGISTRY.get(name)
-        sizes = op.sizes if op else {}
-        yield from _texts(tuple(arg for place, arg in enumerate(args) if place not in sizes))
+        numbers = (arg for place, arg in enumerate(args) if op is None or place not in op.sizes)
+        yield from _texts(tuple(numbers))
         yield from _texts(kwargs)
 
 

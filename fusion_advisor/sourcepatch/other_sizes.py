@@ -218,8 +218,8 @@ def widened(
 
 @dataclass(frozen=True)
 class Serving:
-    """Which sets of launches the kernel of another set serves; kernels are written from what `at`
-    gives."""
+    """Comparison of sets of launches by what their kernels serve; kernels are written from what
+    `at` gives."""
 
     at: Callable[[Decision], Decision]
     rulebook: Rulebook

@@ -108,7 +108,7 @@ class Placement:
     decided: Callable[[Iterable[int]], Decision] | None = None
     """Decision on any launches."""
     serving: Serving | None = None
-    """Which launches the kernel of other launches serves; None where it serves its own alone."""
+    """Comparison of launches by their kernels; None where each kernel serves its own alone."""
 
     @cached_property
     def _guards(self) -> Guards:
