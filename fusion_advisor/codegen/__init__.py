@@ -5,6 +5,7 @@ OFFERS = (
     "emit",
     "header",
     "held",
+    "interface",
     "kernel_file",
     "kernel_package",
     "pair",

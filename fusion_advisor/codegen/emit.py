@@ -59,7 +59,7 @@ def emit(
     Raises ValueError for a group without a plan, and for a name that its file has another use for.
     """
     file = written(flow, decision, name, rulebook)
-    reference = _reference(file, flow)
+    reference = reference_of(file, flow)
     jits = "\n\n\n".join(map(Triton().function, file.functions))
     made = cases(file, rulebook, full_size)
     trial = selftest(file, at_odd_sizes(made), framework, rulebook)
@@ -289,7 +289,7 @@ def _made_as(plan: Plan) -> str:
     return f"{len(plan.steps)} kernels ({plan.schedule})"
 
 
-def _reference(file: KernelFile, flow: Dataflow) -> str:
+def reference_of(file: KernelFile, flow: Dataflow) -> str:
     inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
     whole = _origins(file.plan, file.input_names, file.origins)
     captured = {axis: f"{name}.shape[{d}]" for axis, (name, d) in whole.items()}

@@ -203,7 +203,8 @@ def _bound(code: CodeType) -> Iterator[str]:
 
 def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAttributes:
     """The attributes of a module that a trail keeps: of modules of torch all, of others those that
-    the code names, except attributes that are `bound` anew as the model runs."""
+    the code names and those that a class of torch gives them, except attributes that are `bound`
+    anew as the model runs."""
     cls = type(module)
     plain_class = next(base for base in cls.__mro__ if _of_torch(base) or base is torch.nn.Module)
     if plain_class is not torch.nn.Module and cls.forward is plain_class.forward:
@@ -212,7 +213,9 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
         kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
         return ModuleAttributes(kind, "", _texts(plain))
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
-    values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in named}
+    given = vars(module).keys() & {*_given(cls)}
+    kept = named | given
+    values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in kept}
     for name, value in [*values.items()]:
         if not isinstance(value, (torch.nn.Module, torch.Tensor, type)):
             within: dict[str, Any] = getattr(value, "__dict__", {})
@@ -220,7 +223,16 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
     forward = getattr(cls, "forward", None)  # of a script an instance alone has it
     code = getattr(forward, "__code__", None)
     texts = _texts(values) | {name: CHANGING for name in values if name in bound}
-    return ModuleAttributes(cls.__name__, code.co_filename if code else "", texts)
+    inherited = tuple(sorted(given & texts.keys()))
+    return ModuleAttributes(cls.__name__, code.co_filename if code else "", texts, inherited)
+
+
+def _given(cls: type) -> Iterator[str]:
+    """The attributes that the classes of torch give to objects of a class which inherits them."""
+    for base in cls.__mro__:
+        code = getattr(vars(base).get("__init__"), "__code__", None)
+        if code is not None and base.__module__.partition(".")[0] == "torch":
+            yield from _bound(code)
 
 
 def _of_torch(cls: type) -> bool:

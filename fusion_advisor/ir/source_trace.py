@@ -81,6 +81,8 @@ class ModuleAttributes:
     file: str
     """File that defines the class; empty for torch's."""
     plain: dict[str, str] = field(default_factory=dict[str, str])
+    inherited: tuple[str, ...] = ()
+    """Names of attributes that a class of torch gives to one that inherits from it."""
 
 
 @dataclass(frozen=True, slots=True)

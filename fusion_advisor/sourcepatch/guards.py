@@ -16,6 +16,7 @@ from typing import Literal, cast
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, Span
+from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
@@ -156,24 +157,30 @@ class Guards:
     # Another module.
 
     def _exchanged(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
-        """Conditions that a module whose call is removed is of another class or holds other
-        numbers."""
+        """Conditions that a module whose call is removed is of another class, or that it, or the
+        module that is edited, holds other numbers which torch's own code reads."""
         own = self.sources.module(place.activation)
         made = _computed(self.sources, place.block, edit, place)
-        for path in sorted(set[str]().union(*made.values()) - {own}):
+        for path in sorted(set[str]().union(*made.values())):
             text, held = attribute(path, names), self.sources.trail.modules.get(path)
-            if text is None:
+            if text is None and path != own:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
                 )
-            if held is not None and not self.sources.settled(path):
+            if held is None:
+                continue
+            if path != own and not self.sources.settled(path):
                 of_torch = held.kind.startswith("torch.")
                 asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
                 yield asked.format(text, held.kind)
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
-            for name, value in held.plain.items() if held and not held.file else ():
-                if value in given or value.startswith("'"):
-                    yield _differs(f"{text}.{name}", value)
+            for name in held.inherited if held.file else held.plain:
+                value = held.plain[name]
+                if value not in given and not value.startswith("'"):
+                    continue
+                if text is None:
+                    raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
+                yield _differs(f"{text}.{name}", value)
 
     # Another number.
 
@@ -293,12 +300,22 @@ def _launched(sources: Sources, block: Block, edit: Edit) -> set[tuple[object, o
 
 
 def _given(computed: object) -> Iterator[str]:
-    """The numbers and words among the arguments of what is computed."""
+    """The numbers and words among the arguments of what is computed, beside the sizes that a
+    reference reads off its tensors."""
     if isinstance(computed, tuple):
-        for part in cast("tuple[object, ...]", computed):
-            yield from _given(part)
-    elif isinstance(computed, str):
-        yield computed
+        _, name, args, kwargs = cast("tuple[object, str, tuple[object, ...], object]", computed)
+        op = REGISTRY.get(name)
+        numbers = (arg for place, arg in enumerate(args) if op is None or place not in op.sizes)
+        yield from _texts(tuple(numbers))
+        yield from _texts(kwargs)
+
+
+def _texts(given: object) -> Iterator[str]:
+    if isinstance(given, tuple):
+        for part in cast("tuple[object, ...]", given):
+            yield from _texts(part)
+    elif isinstance(given, str):
+        yield given
 
 
 def _plain(arg: Arg, own: Collection[str]) -> object:

@@ -10,10 +10,11 @@ of one serves that alone, what is written at a batch of two serves any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from fusion_advisor.codegen.eager_reference import RESHAPES, Numbers, numbers_of
+from fusion_advisor.codegen.interface import Interface, interface
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
@@ -213,6 +214,53 @@ def widened(
         return there if there.accepted and _serves(decision, there) else decision
 
     return chosen
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Comparison of sets of launches by what their kernels serve; kernels are written from what
+    `at` gives."""
+
+    at: Callable[[Decision], Decision]
+    rulebook: Rulebook
+    _known: dict[tuple[int, ...], Interface] = field(
+        default_factory=dict[tuple[int, ...], Interface]
+    )
+
+    def same(self, one: Decision, other: Decision) -> bool:
+        """Whether the kernels of two sets compute the same, copies aside."""
+        if one.subject.plan is None or other.subject.plan is None or _ops(one) != _ops(other):
+            return False
+        return self._of(one).computes == self._of(other).computes
+
+    def reference(self, decision: Decision) -> str:
+        """Text of the reference of a set's kernel."""
+        return self._of(decision).reference
+
+    def serves(self, one: Decision, other: Decision) -> bool:
+        """Whether the kernel of the first set, which has the reference of the second's, asks the
+        same and holds no shorter rows than a kernel of the second's own would."""
+        mine, theirs = (self.at(each).subject.plan for each in (one, other))
+        if mine is None or theirs is None or mine.schedule != theirs.schedule:
+            return False
+        held, needed = (
+            max((step.block + step.rest for step in plan.steps if step.inner), default=0)
+            for plan in (mine, theirs)
+        )
+        return held >= needed and self._of(one) == self._of(other)
+
+    def _of(self, decision: Decision) -> Interface:
+        launches = decision.subject.launches
+        if launches not in self._known:
+            self._known[launches] = interface(self.at(decision), self.rulebook)
+        return self._known[launches]
+
+
+def _ops(decision: Decision) -> list[str]:
+    """The launches of a set that compute something."""
+    subject = decision.subject
+    ops = [subject.flow.nodes[number].op for number in subject.launches]
+    return [op for op in ops if op != "aten.clone.default"]
 
 
 def alike(one: Dataflow, two: Dataflow) -> bool:

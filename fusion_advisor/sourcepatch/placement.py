@@ -7,7 +7,7 @@ calls that ran ask for the same edit. What the source cannot express is refused 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,22 +35,30 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
-from fusion_advisor.sourcepatch.editing.outline import Outlines
+from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
-from fusion_advisor.sourcepatch.other_sizes import ResizedModel, alike, size_numbers, spelled_sizes
+from fusion_advisor.sourcepatch.other_sizes import (
+    ResizedModel,
+    Serving,
+    alike,
+    size_numbers,
+    spelled_sizes,
+)
 
 
 @dataclass(frozen=True)
 class PlacedGroup:
-    """A group in the source: its edits, one for each block, and how many of its occurrences they
-    serve."""
+    """A group in the source: its edits, one for each block, how many of its occurrences they
+    serve, and the name of the kernel that they call: its own, or that of a group of the same
+    computation."""
 
     finding: Finding
     edits: tuple[Edit, ...]
     occurrences: int
+    kernel: str
 
 
 @dataclass
@@ -97,6 +105,10 @@ class Placement:
     general: Callable[[Decision], Decision] | None = None
     """The group that a kernel is written from: the group itself, or the same group at the
     larger batch."""
+    decided: Callable[[Iterable[int]], Decision] | None = None
+    """Decision on any launches."""
+    serving: Serving | None = None
+    """Comparison of launches by their kernels; None where each kernel serves its own alone."""
 
     @cached_property
     def _guards(self) -> Guards:
@@ -246,6 +258,44 @@ class Placement:
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
                 raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
 
+    def likewise(self, one: Decision, name: str, run: SourcePlace, edit: Edit) -> Decision | None:
+        """Decision on what an edit replaces in another run of its block, if the same call may stand
+        there: `one` is the decision on what it replaces, `name` the function that it calls."""
+        if self.decided is None or self.serving is None:
+            return None
+        taken = (step for step, held in self.sources.held[run].items() if edit.takes(held.span))
+        nodes = (node for step in taken for node in self.sources.made.get(step, ()))
+        numbers = {self.flow.position[node.name] for node in nodes}
+        launches = [number for number in numbers if self.flow.launches(number)]
+        decision = self.decided(launches) if launches else None
+        expressed = decision.subject.expressed if decision else None
+        if decision is None or expressed is None or not self.serving.same(one, decision):
+            return None
+        try:
+            found = self.edited(decision, decision.subject.border, expressed, name)
+        except NotPlaced:
+            return None
+        return decision if found == (run, edit) else None
+
+    def kernel_for(
+        self, finding: Finding, there: Decision, owners: Mapping[tuple[int, ...], str]
+    ) -> str:
+        """Name of the kernel for launches that a group's lines make in another run: the group's, if
+        it serves them, else that of the launches' own group; empty where there is none."""
+        assert self.serving is not None  # it said that the two are the same
+        worth = there.accepted or there.worthwhile
+        if worth and self.serving.serves(finding.decision, there):
+            return finding.name
+        return owners.get(there.subject.launches, "")
+
+    def run_of(self, kernel: str, decision: Decision) -> KernelRun:
+        """Run in which a kernel serves a set of launches."""
+        expressed = decision.subject.expressed
+        assert expressed is not None  # it has a plan
+        reference = self.serving.reference(decision) if self.serving else ""
+        tensors = self.flow.annotated.tensors
+        return KernelRun(kernel, reference, [tensors[ref] for ref in expressed.inputs])
+
     def wants_torch(self, edits: Sequence[Edit]) -> bool:
         """Whether edits of a file name torch, and the file does not."""
         named = self.operators or any("torch." in edit.guard for edit in edits)
@@ -331,31 +381,47 @@ def patch(
     folder = model.parent / package_name(model)
     chosen: dict[SourcePlace, list[Edit]] = {}
     noted: dict[str, list[tuple[Edit, str]]] = {}
-    waiting = [finding for finding in findings if finding.name in kernels]
+    choices: list[Choice] = []
+    waiting = {finding.id: finding for finding in findings if finding.name in kernels}
     what = "PyTorch op" if placement.operators else "kernel"
-    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f not in waiting}
-    while waiting:  # a call that is edited away in one place no longer speaks against another
+    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f.id not in waiting}
+    before = 0
+    while len(waiting) != before:  # a call that is edited away no longer speaks against another
         before = len(waiting)
-        for finding in list(waiting):
+        for number in list(waiting):
+            finding = waiting.get(number)
+            if finding is None:
+                continue
             try:
                 alone = finding.name in only_dtype
-                edits = _edits(placement, finding, folder.name, chosen, only_dtype=alone)
+                made = _edits(
+                    placement, finding, folder.name, chosen, waiting.values(), only_dtype=alone
+                )
             except NotPlaced as reason:
                 result.refused[finding.id] = str(reason)
                 continue
-            for place, each in edits.items():
+            for place, each in made.edits.items():
                 chosen.setdefault(place, []).extend(each)
-            once = tuple(dict.fromkeys(edit for each in edits.values() for edit in each))
+            once = tuple(dict.fromkeys(edit for each in made.edits.values() for edit in each))
             for edit in once:
                 note = _comment(finding, placement.operators)
                 noted.setdefault(edit.file, []).append((edit, note))
-            result.refused.pop(finding.id, None)
-            result.puts.append(PlacedGroup(finding, once, len(finding.instances)))
-            waiting.remove(finding)
-        if len(waiting) == before:
-            break
+            choices += [made.choice] if made.choice else []
+            for each in [*waiting.values()]:
+                runs = {i: made.served.get(_launches(placement.flow, i)) for i in each.instances}
+                for kernel in dict.fromkeys(filter(None, runs.values())):
+                    taken = tuple(i for i, by in runs.items() if by == kernel)
+                    part = replace(each, instances=taken)
+                    result.puts.append(PlacedGroup(part, once, len(taken), kernel))
+                rest = tuple(i for i, by in runs.items() if by is None)
+                waiting[each.id] = replace(each, instances=rest)
+                if not rest:
+                    del waiting[each.id]
+                    result.refused.pop(each.id, None)
     there = kernels_of(standing)
     outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
+    for each in choices:
+        outlines.choose(each, kernels[each.kernels[-1]].inputs)
     for file, edits in noted.items():
         path, source = Path(file).resolve(), placement.sources.file(file)
         result.before[path] = source.text
@@ -369,7 +435,7 @@ def patch(
         return result
     texts = {name: _kept(result, folder, name, text) for name, text in there.items()}
     for put in result.puts:
-        name = put.finding.name
+        name = put.kernel
         if name not in texts:
             texts[name] = _new(result, placement, folder, put, kernels[name], stamps.get(name))
     changed = package_files(folder, texts, outlines.text) if texts else {}
@@ -421,30 +487,38 @@ def _left(result: Patch, path: Path) -> str:
     return fingerprint(result.after[path]) if path in result.after else mark_of(path)
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """The edits of a group, by the places that it is made in, in one maybe several times. `served`
+    has the launches of all runs of its lines, those that are another group's included, with the
+    kernel that serves each; `choice` is the function that calls one of several kernels."""
+
+    edits: dict[SourcePlace, tuple[Edit, ...]]
+    served: dict[tuple[int, ...], str]
+    choice: Choice | None = None
+
+
 def _edits(
     placement: Placement,
     finding: Finding,
     package: str,
     chosen: Mapping[SourcePlace, Sequence[Edit]],
+    others: Iterable[Finding] = (),
+    choosing: str = "",
     *,
     only_dtype: bool,
-) -> dict[SourcePlace, tuple[Edit, ...]]:
-    """The edits of a group, by the places that it is made in, in one maybe several times. NotPlaced
-    where a block would have to be edited differently for some of its runs, or where another group
-    is put already."""
+) -> _Chosen:
+    """Find the edits of a group, in which a kernel of one of the `others` may have to be called in
+    some runs: then by the function called `choosing`. NotPlaced where a block would have to be
+    edited differently for some of its runs, or where another group is put already."""
     flow, sources = placement.flow, placement.sources
-    served = finding.decision.subject.expressed
-    assert served is not None  # an accepted set has a plan
+    served = {_launches(flow, each): finding.name for each in finding.instances}
+    owners = {_launches(flow, each): other.name for other in others for each in other.instances}
+    first = finding.decision.subject.expressed
+    assert first is not None  # an accepted set has a plan
     found: dict[Block, dict[SourcePlace, tuple[Edit, ...]]] = {}
-    for instance in finding.instances:
-        border = boundary(flow, [number for number in instance if flow.launches(number)])
-        expressed = lower_region(flow, border)
-        if served.form != expressed.form:
-            raise NotPlaced("its occurrences take their operands in different orders")
-        name = f"{package}.{finding.name}"
-        place, edit = placement.edited(
-            finding.decision, border, expressed, name, only_dtype=only_dtype
-        )
+
+    def add(place: SourcePlace, edit: Edit) -> None:
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
             if _overlap(edit.touched, other.touched):
@@ -452,19 +526,52 @@ def _edits(
                 raise NotPlaced(f"line {line}: a group with as much to save is put there")
             check_shared(sources, place, edit, other)
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
-    for block, edits in found.items():
+
+    name = f"{package}.{choosing or finding.name}"
+    for launches in served:
+        border = boundary(flow, launches)
+        expressed = lower_region(flow, border)
+        if first.form != expressed.form:
+            raise NotPlaced("its occurrences take their operands in different orders")
+        add(*placement.edited(finding.decision, border, expressed, name, only_dtype=only_dtype))
+    runs = [placement.run_of(finding.name, finding.decision)]
+    for block, edits in list(found.items()):
         every = next(iter(edits.values()))
-        first = every[0]
         if any(each != every for each in edits.values()):
-            raise NotPlaced(f"{first.function}(): its calls would be edited differently")
+            raise NotPlaced(f"{every[0].function}(): its calls would be edited differently")
         ran = {place for place in sources.names if place.block == block}
         left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
+        for place in [place for place in sources.names if place in left]:
+            kernels = dict[tuple[int, ...], str]()
+            for edit in every:
+                there = placement.likewise(finding.decision, name, place, edit)
+                kernel = placement.kernel_for(finding, there, owners) if there else ""
+                if there is None or not kernel:
+                    break
+                kernels[there.subject.launches] = kernel
+                runs.append(placement.run_of(kernel, there))
+            else:
+                left.remove(place)
+                served |= kernels
+                for edit in every:
+                    add(place, edit)
         if left:
             raise NotPlaced(
-                f"{first.function}() ran {len(ran)} times, and in {len(left)} of them its parts "
+                f"{every[0].function}() ran {len(ran)} times, and in {len(left)} of them its parts "
                 "are not this group"
             )
-    return {place: each for edits in found.values() for place, each in edits.items()}
+    edits = {place: each for edits in found.values() for place, each in edits.items()}
+    if {*served.values()} == {finding.name}:
+        return _Chosen(edits, served)
+    if choosing:
+        return _Chosen(edits, served, choice(choosing, runs))
+    choosing = f"{finding.name}_by_size"
+    return _edits(placement, finding, package, chosen, others, choosing, only_dtype=only_dtype)
+
+
+def _launches(flow: Dataflow, instance: Sequence[int]) -> tuple[int, ...]:
+    """The launches of an instance, without the views between them."""
+    return tuple(sorted(number for number in instance if flow.launches(number)))
 
 
 def _edited_away(
@@ -495,8 +602,9 @@ def _comment(finding: Finding, operator: bool) -> str:
     if operator:
         less = f"{wording.size(saved)} less through HBM"
         return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
+    kernels = wording.in_place_of(launches, launches - finding.launches_saved)
     return (
-        f"fusion-advisor: {finding.pattern}, {launches} kernels in one: "
+        f"fusion-advisor: {finding.pattern}, {kernels}: "
         f"{wording.size(saved)} less through HBM, {wording.time(finding.saved_us)} predicted"
     )
 

@@ -36,6 +36,7 @@ from fusion_advisor.sourcepatch.guards import Other
 from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
+    Serving,
     capture_resized,
     varying_dims,
     widened,
@@ -200,7 +201,13 @@ def patch_model(
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
-        placement = replace(placement, batch=batch, general=at)
+        placement = replace(
+            placement,
+            batch=batch,
+            general=at,
+            decided=decided,
+            serving=None if operators else Serving(at, rulebook),
+        )
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
         found, small = _worthwhile(flow, found, request.least)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
@@ -440,7 +447,7 @@ def _proven_operators(
 
 def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     """Patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
-    texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
+    texts = {put.kernel: kernels[put.kernel].text for put in made.puts}
     package = package_name(model)
     asking = made.after.get(model.parent / package / ASKING, "")
     return inline(made.after[model], package, texts, asking) if texts else ""

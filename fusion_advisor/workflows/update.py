@@ -28,7 +28,6 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.idioms import name_of
 from fusion_advisor.fusion.library_match import exact
-from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source
 from fusion_advisor.ir.kernel import Kernel
@@ -39,7 +38,7 @@ from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced
 from fusion_advisor.sourcepatch.editing.sources import Sources
 from fusion_advisor.sourcepatch.equivalence import difference
-from fusion_advisor.sourcepatch.other_sizes import widened
+from fusion_advisor.sourcepatch.other_sizes import Serving, widened
 from fusion_advisor.sourcepatch.placement import Patch
 from fusion_advisor.sourcepatch.trial import Trial, run_trial
 from fusion_advisor.verify.driver import provers
@@ -112,7 +111,7 @@ def update_kernels(
         listener.stage("emit")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
         at = widened(flow, seen.batch and seen.batch.flow, rulebook)
-        calls = _Calls(flow)
+        calls = _Calls(flow, Serving(at, rulebook))
         made: dict[str, Kernel] = {}
         left: dict[str, str] = {}
         for name, text in kernels_of(standing).items():
@@ -174,7 +173,8 @@ def _require_ours(text: str) -> None:
 class _Calls:
     """Calls of emitted kernels in a model that was captured with their references."""
 
-    def __init__(self, flow: Dataflow) -> None:
+    def __init__(self, flow: Dataflow, serving: Serving) -> None:
+        self._serving = serving
         graph = flow.annotated.graph
         assert graph.trail is not None  # asked for
         self._flow, self._trail = flow, graph.trail
@@ -195,22 +195,33 @@ class _Calls:
         runs = {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
         if not runs:
             raise NotPlaced("the model does not call it as it was run")
-        first, *others = runs.values()
-        decision = decided(first)
+        every = {run: decided(launches) for run, launches in runs.items()}
+        run, decision = next(
+            ((run, one) for run, one in every.items() if self._serves_all(one, every.values())),
+            next(iter(every.items())),
+        )
         expressed = decision.subject.expressed
         if not decision.accepted or expressed is None:
             gate = decision.deciding
             said = f"{gate.code} {gate.name}" if gate else "it is one launch"
             raise NotPlaced(f"these rules do not fuse what it computes: {decision.fault or said}")
-        for launches in others:
-            if lower_region(self._flow, boundary(self._flow, launches)).form != expressed.form:
-                raise NotPlaced("its calls give it tensors of different forms")
+        if not self._serves_all(decision, every.values()):
+            raise NotPlaced("its calls give it tensors of different forms")
         names, results = _signature(text)
-        if [*expressed.inputs] != self._given(next(iter(runs)), names):
+        if [*expressed.inputs] != self._given(run, names):
             raise NotPlaced("it would take other arguments")
         if len(expressed.outputs) != results:
             raise NotPlaced("it would have other results, of which the model uses some")
         return decision
+
+    def _serves_all(self, one: Decision, others: Iterable[Decision]) -> bool:
+        """Whether the kernel of some launches serves those of all calls."""
+        mine = one.subject.expressed
+        return one.accepted and all(
+            (theirs := other.subject.expressed) is not None
+            and ((mine and mine.form == theirs.form) or self._serving.serves(one, other))
+            for other in others
+        )
 
     def _given(self, run: int, names: Sequence[str]) -> list[Ref | None]:
         """Tensors that a run of a reference was given, by the names of its parameters."""

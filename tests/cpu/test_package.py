@@ -199,7 +199,7 @@ def test_a_second_patch_keeps_the_functions_that_ask(tmp_path: Path) -> None:
     assert [path.name for path in applied(tmp_path).patch.after] == ["model.py"]
     text = file.read_text().replace("return self", "x = self")
     file.write_text(
-        text.replace("\n\n\ndef get", "\n        return torch.tanh(x) * self.to\n\n\ndef get")
+        text.replace("\n\n\ndef get", "\n        return self.to * torch.tanh(x)\n\n\ndef get")
     )
     made = applied(tmp_path)
     assert {path.name for path in made.patch.after} >= {"model.py", ASKING, "__init__.py"}

@@ -1116,3 +1116,23 @@ def test_what_has_no_source_is_refused(tmp_path: Path) -> None:
     done = spawned.command("patch", "model.pt2", "--out", tmp_path / "x", cwd=tmp_path)
     assert done.returncode == 2
     assert "only a model in a .py file" in done.stderr
+
+
+def test_calls_that_ask_the_same_share_a_function(tmp_path: Path) -> None:
+    """Two norms of one block are asked by one function, whatever they are called."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = nn.LayerNorm(1024), nn.LayerNorm(1024)
+
+            def forward(self, x):
+                y = torch.sigmoid(self.one(x))
+                z = y.sort()[0]
+                return torch.sigmoid(self.two(z))
+        """,
+    )
+    assert asking(patch).count("def layer_norm") == 1
+    assert changed(patch).count("_or_eager(") == 2

@@ -96,8 +96,10 @@ def reasons(patch: Patched) -> str:
     return "\n".join([*patch.unplaced.values(), *patch.patch.refused.values()])
 
 
-def loaded(file: Path, *given: int) -> torch.nn.Module:
-    """The model of a file; where there is no GPU its kernels run as their references."""
+def loaded(file: Path, *given: float) -> torch.nn.Module:
+    """The model of a file, always with the same weights; where there is no GPU its kernels run as
+    their references."""
+    torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(file.parent))
         try:
@@ -108,14 +110,14 @@ def loaded(file: Path, *given: int) -> torch.nn.Module:
 
 
 def assert_same(
-    patch: Patched, folder: Path, shapes: Sequence[tuple[int, ...]], *given: int
+    patch: Patched, folder: Path, shapes: Sequence[tuple[int, ...]], *given: float
 ) -> None:
     """Where the original runs at a size the patched model gives its shape and numbers."""
     assert_same_for(patch, folder, [(torch.randn(shape),) for shape in shapes], *given)
 
 
 def assert_same_for(
-    patch: Patched, folder: Path, inputs: Sequence[tuple[torch.Tensor, ...]], *given: int
+    patch: Patched, folder: Path, inputs: Sequence[tuple[torch.Tensor, ...]], *given: float
 ) -> None:
     """As `assert_same`, of whole inputs."""
     original = loaded(folder / "model.py", *given)
@@ -344,3 +346,127 @@ def test_an_emitted_file_refuses_a_size_that_is_a_number_in_it(tmp_path: Path, b
     for width in (4096, 1024):
         with pytest.raises(ValueError, match=f"has {width} in dimension 1, and this was made for"):
             kernel(torch.randn(8, width))
+
+
+HELPER = """
+import torch
+from torch import nn
+
+
+def scaled(x):
+    mean = x.mean(-1, keepdim=True)
+    x = x - mean
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Model(nn.Module):
+    def __init__(self, wide, narrow):
+        super().__init__()
+        self.down, self.out = nn.Linear(wide, narrow), nn.Linear(narrow, 8)
+
+    def forward(self, x):
+        return scaled(self.out(scaled(self.down(scaled(x)))))
+
+
+def get_init_inputs():
+    return [2048, 512]
+
+
+def get_inputs():
+    return [torch.randn(4096, 2048)]
+"""
+
+
+def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
+    """A helper has one text: the kernel of its longest rows stands there for all that it is given,
+    rows too short for a group of their own included."""
+    patch = made(tmp_path, HELPER)
+    assert patch.patch.refused == {}
+    assert len({put.kernel for put in patch.patch.puts}) == 1
+    assert sum(put.occurrences for put in patch.patch.puts) >= 2
+    assert len({put.finding.id for put in patch.patch.puts}) == len(patch.patch.puts) >= 2
+    assert len([path for path in patch.patch.after if path.stem.startswith("layer_norm")]) == 1
+    assert_same(patch, tmp_path, [(5, 2048), (1, 2048)], 2048, 512)
+    assert_same(patch, tmp_path, [(5, 96), (1, 96)], 96, 1)
+
+
+CHANNELS = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.norm = nn.GroupNorm(8, width)
+        self.out = nn.Conv2d(width, out, 1)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return self.out(h * torch.sigmoid(h))
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.two = Block(width, 2 * width), Block(2 * width, 2 * width)
+        self.three = Block(width, width)
+
+    def forward(self, x):
+        x = self.two(self.one(x))
+        return self.three(x[:, ::2])
+
+
+def get_init_inputs():
+    return [64]
+
+
+def get_inputs():
+    return [torch.randn(8, 64, 64, 64)]
+"""
+
+
+def test_kernels_of_one_text_are_chosen_by_what_they_are_given(tmp_path: Path) -> None:
+    """A group norm's kernel holds its channels, and eager copies what lies out of order: three
+    calls of one text need three kernels."""
+    patch = made(tmp_path, CHANNELS)
+    assert patch.patch.refused == {}
+    assert len({put.kernel for put in patch.patch.puts}) == 3, reasons(patch)
+    asking = next(t for path, t in patch.patch.after.items() if path.name == "or_eager.py")
+    assert ".size(1) == " in asking
+    assert ".is_contiguous():" in asking
+    assert "num_channels" not in asking, "a size, which the kernel reads off its tensor"
+    assert_same(patch, tmp_path, [(2, 64, 4, 6), (1, 64, 1, 3)], 64)
+    assert_same(patch, tmp_path, [(2, 16, 4, 6), (1, 16, 1, 3)], 16)
+
+
+INHERITED = """
+import torch
+from torch import nn
+
+
+class Norm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.float()).type(x.dtype)
+
+
+class Model(nn.Module):
+    def __init__(self, eps=1e-5):
+        super().__init__()
+        self.norm = Norm(1024, eps=eps)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return y * torch.sigmoid(y)
+
+
+def get_inputs():
+    return [torch.randn(4096, 1024)]
+"""
+
+
+def test_a_number_that_torch_reads_of_a_class_that_inherits_is_asked(tmp_path: Path) -> None:
+    """The class's own source does not name it."""
+    patch = made(tmp_path, INHERITED)
+    assert patch.diff
+    assert_same(patch, tmp_path, [(2, 1024), (1, 1024)], 0.5)

@@ -135,9 +135,12 @@ def verified(group: GroupRow) -> bool:
 
 def launches(group: GroupRow) -> str:
     """Launches of a group: `9 kernels in one`, and of one launch that is slow `1 kernel in 2`."""
-    left = group.launches - group.impact.launches_saved
-    plural = "s" * (group.launches != 1)
-    return f"{group.launches} kernel{plural} in {'one' if left == 1 else left}"
+    return in_place_of(group.launches, group.launches - group.impact.launches_saved)
+
+
+def in_place_of(before: int, after: int) -> str:
+    """Kernels of eager, and those that are launched in their place: `9 kernels in one`."""
+    return f"{before} kernel{'s' * (before != 1)} in {'one' if after == 1 else after}"
 
 
 def independent_candidates(report: Report) -> list[GroupRow]:

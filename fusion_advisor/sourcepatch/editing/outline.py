@@ -11,13 +11,14 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, groupby
 from pathlib import Path
 from textwrap import indent
 
 from fusion_advisor.codegen.kernel_package import ASKING
+from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, span_of, stored_in
@@ -27,12 +28,95 @@ from fusion_advisor.support.errors import UsageError
 _SAYS = '''"""Calls that ask before they launch a kernel: where it would compute something else, the
 statements run that it replaced. Written by fusion-advisor; the statements are the model's."""'''
 _WIDTH = 100
+_OR_EAGER = "_or_eager"
 _SOMETIMES = (
     ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
     ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom,
 )  # fmt: skip
 """Expressions that may leave a part of theirs out, that bind names, or that only their function can
 hold. What a function is given is evaluated whether it is read or not."""
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """Run of lines that a kernel serves: the text of its reference, and what it is given."""
+
+    kernel: str
+    reference: str
+    tensors: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Function that calls one of several kernels of the same computation. `cases` are conditions,
+    in which `{n}` stands for the operand of that number, each with its kernel; the last is the
+    kernel of whatever else comes."""
+
+    name: str
+    cases: tuple[tuple[str, str], ...]
+
+    @property
+    def kernels(self) -> list[str]:
+        return [*dict.fromkeys(kernel for _, kernel in self.cases)]
+
+
+def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
+    """Choice of the kernel for each of some runs by the fewest questions that tell: what lies out
+    of order is copied first by references that differ in that alone, and sizes tell the kernels of
+    one reference apart. The first run's kernel serves whatever else comes. NotPlaced where nothing
+    tells."""
+    ranks = [[len(tensor.shape) for tensor in run.tensors] for run in runs]
+    sized = all(each == ranks[0] for each in ranks)
+
+    def told(run: KernelRun) -> list[str]:
+        return [*(_sizes(run.tensors) if sized else _ranks(run.tensors))]
+
+    cases: list[tuple[str, str]] = []
+    forms = [*dict.fromkeys(run.reference for run in runs)]
+    for form in reversed(forms):
+        own = [run for run in runs if run.reference == form]
+        others = [run for run in runs if run.reference != form]
+        lying = [_telling(own, others, lambda run: [*_layouts(run.tensors)])] if others else []
+        for kernel in dict.fromkeys(run.kernel for run in own if run.kernel != own[0].kernel):
+            its = [run for run in own if run.kernel == kernel]
+            apart = [run for run in own if run.kernel != kernel]
+            try:
+                size = _telling(its, apart, told)
+            except NotPlaced:
+                size = " or ".join(dict.fromkeys(_telling([one], apart, told) for one in its))
+                size = f"({size})" if lying and form != forms[0] else size
+            asked = [*lying, size] if form != forms[0] else [size]
+            cases.append((" and ".join(asked), kernel))
+        cases.append((" and ".join(lying) if form != forms[0] else "", own[0].kernel))
+    return Choice(name, tuple(cases))
+
+
+def _telling(
+    some: Sequence[KernelRun], others: Sequence[KernelRun], told: Callable[[KernelRun], list[str]]
+) -> str:
+    """The fewest conditions that are true in some runs, and not all in one of the others."""
+    first, *more = map(told, some)
+    shared = [fact for fact in first if all(fact in facts for facts in more)]
+    for several in chain.from_iterable(combinations(shared, n) for n in (1, 2, 3)):
+        if not any({*several} <= {*told(run)} for run in others):
+            return " and ".join(several)
+    raise NotPlaced("no question tells which kernel its calls take")
+
+
+def _ranks(tensors: Sequence[Tensor]) -> Iterator[str]:
+    for number, tensor in enumerate(tensors):
+        yield f"{{{number}}}.dim() == {len(tensor.shape)}"
+
+
+def _sizes(tensors: Sequence[Tensor]) -> Iterator[str]:
+    for number, tensor in enumerate(tensors):
+        for dim, size in enumerate(tensor.shape):
+            yield f"{{{number}}}.size({dim}) == {size}"
+
+
+def _layouts(tensors: Sequence[Tensor]) -> Iterator[str]:
+    for number, tensor in enumerate(tensors):
+        yield f"{'' if tensor.contiguous else 'not '}{{{number}}}.is_contiguous()"
 
 
 class Outlines:
@@ -71,6 +155,15 @@ class Outlines:
             head += ["", *lines]
         return "\n\n\n".join(["\n".join(head), *self.functions.values()]) + "\n"
 
+    def choose(self, one: Choice, given: Sequence[str]) -> None:
+        """Add the function of a choice; `given` are the names of its operands."""
+        call = f"({', '.join(given)})"
+        lines = [f"def {one.name}{call}:", '    """The same computation, by sizes and strides."""']
+        for case, kernel in one.cases[:-1]:
+            lines += [f"    if {case.format(*given)}:", f"        return {kernel}{call}"]
+        self.functions[one.name] = "\n".join([*lines, f"    return {one.cases[-1][1]}{call}"])
+        self._imports |= {kernel: f"from .{kernel} import {kernel}" for kernel in one.kernels}
+
     def outlined(
         self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
     ) -> Iterator[tuple[Edit, str]]:
@@ -89,17 +182,19 @@ class Outlines:
     def _function(self, file: SourceFile, edit: Edit) -> _Function:
         kernel = edit.taken.kernel
         made = _Function(file, edit, self._imports, self._kernels, self.functions)
-        made.imports |= {"torch": "import torch", kernel: f"from .{kernel} import {kernel}"}
+        made.imports["torch"] = "import torch"
+        if kernel not in self.functions:
+            made.imports[kernel] = f"from .{kernel} import {kernel}"
         if any(self._imports.get(name, line) != line for name, line in made.imports.items()):
             raise NotPlaced(f"{kernel} is something else beside the kernels")
         return made
 
     def _called(self, edit: Edit, function: _Function) -> Edit:
         taken, number = edit.taken, 1
-        name = f"{taken.kernel}_or_eager"
-        while self.functions.setdefault(name, text := function.text(name)) != text:
+        name = f"{taken.kernel}{_OR_EAGER}"
+        while not _same(self.functions.setdefault(name, text := function.text(name)), text):
             number += 1
-            name = f"{taken.kernel}_or_eager_{number}"
+            name = f"{taken.kernel}{_OR_EAGER}_{number}"
         self._imports |= function.imports
         package = taken.call.partition(f".{taken.kernel}(")[0]
         call = f"{package}.{name}({', '.join(function.given)})"
@@ -112,11 +207,29 @@ class Outlines:
         )
 
 
+def _same(one: str, other: str) -> bool:
+    """Whether two functions are the same but for their names and those of their parameters."""
+
+    def plain(text: str) -> str:
+        (function,) = ast.parse(text).body
+        assert isinstance(function, ast.FunctionDef)
+        function.name, given = "", [arg.arg for arg in function.args.args]
+        for node in ast.walk(function):
+            if isinstance(node, ast.arg):
+                node.arg = str(given.index(node.arg))
+            elif isinstance(node, ast.Name) and node.id in given:
+                node.id = str(given.index(node.id))
+        return ast.dump(function)
+
+    return one == other or plain(one) == plain(other)
+
+
 def always_eager(text: str) -> str:
     """The text of the file with functions that run the model's statements whatever they ask."""
     tree = ast.parse(text)
     for function in tree.body:
-        for statement in function.body if isinstance(function, ast.FunctionDef) else ():
+        asks = isinstance(function, ast.FunctionDef) and _OR_EAGER in function.name
+        for statement in ast.iter_child_nodes(function) if asks else ():
             if isinstance(statement, ast.If):
                 statement.test = ast.copy_location(ast.Constant(True), statement.test)
     return ast.unparse(tree) + "\n"
