@@ -243,11 +243,15 @@ class Body(Addresses):
     # -- loads and stores ----------------------------------------------------------------------
 
     def _load(self, number: int, access: Access) -> None:
-        name = self.names.claim(self.tensors[access.name])
         held = self.region.exprs[number].dtype
         value = self._read(access, held)
         value = value if held == access.tensor.dtype else Cast(value, held)
-        self.scope.values[number] = self.scope.let(name, value)
+        known = self.scope.loaded.get(value)  # two guards have a load each, of the same elements
+        if known is None:
+            known = self.scope.let(self.names.claim(self.tensors[access.name]), value)
+        if access.name.startswith("in"):  # what kernels leave for each other changes meanwhile
+            self.scope.loaded[value] = known
+        self.scope.values[number] = known
 
     def _read(self, access: Access, held: str) -> Tile:
         """The elements of a tensor as they lie in memory, zero where there are none."""

@@ -37,6 +37,8 @@ class Scope:
 
     values: dict[int, Tile] = field(default_factory=dict[int, Tile])
     places: dict[str, str] = field(default_factory=dict[str, str])
+    loaded: dict[Tile, Tile] = field(default_factory=dict[Tile, Tile])
+    """Names of what is loaded of inputs, by the load."""
     head: list[Statement] = field(default_factory=list[Statement])
     body: list[Statement] = field(default_factory=list[Statement])
 

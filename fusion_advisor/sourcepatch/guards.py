@@ -303,7 +303,8 @@ def _given(computed: object) -> Iterator[str]:
     """The numbers and words among the arguments of what is computed, beside the sizes that a
     reference reads off its tensors."""
     if isinstance(computed, tuple):
-        _, name, args, kwargs = cast("tuple[object, str, tuple[object, ...], object]", computed)
+        launch = cast("tuple[object, str, tuple[object, ...], object, bool]", computed)
+        _, name, args, kwargs, _ = launch
         op = REGISTRY.get(name)
         numbers = (arg for place, arg in enumerate(args) if op is None or place not in op.sizes)
         yield from _texts(tuple(numbers))

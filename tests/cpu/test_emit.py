@@ -502,6 +502,18 @@ def test_found_by_the_fuzzer(region: Callable[[Tape], Any], worker: Worker) -> N
     assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
 
 
+def test_what_two_parts_read_is_loaded_once(worker: Worker) -> None:
+    """Each part of a concatenation has a guard of its own, and the same elements behind it."""
+
+    def turned(a: torch.Tensor) -> torch.Tensor:
+        p, q = a.chunk(2, -1)
+        return torch.cat((p * 0.5 - q, q * 0.5 + p), -1)
+
+    kernel = kernel_of(turned, x(300, 64))
+    assert kernel.text.count("tl.load(") == 2
+    assert checked(turned, (x(300, 64),), worker) is None
+
+
 def test_launches_named_as_sizes_are(worker: Worker) -> None:
     """The reference takes the sizes of its views from names of its own."""
 
