@@ -266,21 +266,24 @@ def _drawn_again(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     return tuple(again)
 
 
+def written(seed: str, modules: range, folder: Path) -> list[Path]:
+    """Files of small modules of a seed, by their numbers, each in a folder of its own."""
+    draw, files = loaded(HERE / "draw.py", "draw"), list[Path]()
+    for number in modules:
+        name, text = draw.drawn(seed, number, True)
+        files.append(folder / name / "model.py")
+        files[-1].parent.mkdir(parents=True)
+        files[-1].write_text(text)
+    return files
+
+
 # --- a seed --------------------------------------------------------------------------------------
 
 
 def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
     """What came of some modules of a seed, by their numbers."""
-    draw = loaded(HERE / "draw.py", "draw")
-    files: list[Path] = []
-    for number in modules:
-        name, text = draw.drawn(seed, number, True)
-        home = folder / name
-        home.mkdir(parents=True)
-        (home / "model.py").write_text(text)
-        files.append(home / "model.py")
     with ThreadPoolExecutor(jobs) as pool:
-        rows = list(pool.map(partial(_told, seen), files))
+        rows = list(pool.map(partial(told, seen), written(seed, modules, folder)))
     failures = [f"{row['module']}: {line}" for row in rows for line in row["failures"]]
     summed = ("accepted", "checked", "patched", "sizes", "unfit")
     packages = ("torch", "triton")
@@ -295,7 +298,8 @@ def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
     }
 
 
-def _told(call: Callable[[Path], Row], file: Path) -> Row:
+def told(call: Callable[[Path], Row], file: Path) -> Row:
+    """A row, printed as soon as it is there."""
     row = call(file)
     print(json.dumps(row), flush=True)
     return row

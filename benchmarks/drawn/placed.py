@@ -19,16 +19,13 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..gpu import ROOT, commit
-from .__main__ import HERE, LIMIT_S, loaded
+from .__main__ import HERE, LIMIT_S, Row, told, written
 
 RESULTS = HERE.parent / "results" / "placed.jsonl"
-
-Row = dict[str, Any]
-"""What is seen of one module, or of a seed, in JSON's terms."""
 
 
 def placed(file: Path) -> Row:
@@ -94,17 +91,10 @@ def main() -> int:
     seed = options.seed or commit()
     if not seed:
         parser.error("--seed is missing: this is no checkout whose commit could be the seed")
-    draw, files = loaded(HERE / "draw.py", "draw"), list[Path]()
+    modules = range(options.first, options.first + options.count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        for number in range(options.first, options.first + options.count):
-            name, text = draw.drawn(seed, number, True)
-            files.append((options.keep or Path(folder)) / name / "model.py")
-            files[-1].parent.mkdir(parents=True)
-            files[-1].write_text(text)
-        rows: list[Row] = []
-        for row in pool.map(seen, files):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+        files = written(seed, modules, options.keep or Path(folder))
+        rows = list(pool.map(partial(told, seen), files))
     said = {"seed": seed, "date": datetime.date.today().isoformat(), "commit": commit()}
     said |= summed(rows)
     with RESULTS.open("a", encoding="utf-8") as log:
