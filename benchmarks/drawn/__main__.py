@@ -54,24 +54,28 @@ def seen(file: Path) -> Row:
     """What the commands make of one module in its repository."""
     row: Row = {"module": file.parent.name, "failures": []}
     began = time.monotonic()
-    _repository(file)
+    repository(file)
     analyzed = _run(["analyze", file.name, "--device", "h200", "--json", "report.json"], file)
     row["failures"] += analyzed
     if not analyzed:
         row |= _read(json.loads((file.parent / "report.json").read_text()), row["failures"])
     # its kernels are those that `analyze` has compiled
-    words = ["patch", file.name, "--device", "h200", "--out", "x.patch", "--no-compile"]
-    patched = _run(words, file)
-    row["failures"] += patched
+    row["failures"] += patch(file, "--no-compile")
     edited = file.parent / "x.patch"
-    row["patched"] = not patched and edited.is_file() and edited.stat().st_size > 0
+    row["patched"] = edited.is_file() and edited.stat().st_size > 0
     if row["patched"]:
         row |= _beside(file, row["failures"])
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
 
 
-def _repository(file: Path) -> None:
+def patch(file: Path, *options: str) -> list[str]:
+    """Write x.patch beside a module's file; why that failed, as `_run` says it."""
+    return _run(["patch", file.name, "--device", "h200", "--out", "x.patch", *options], file)
+
+
+def repository(file: Path) -> None:
+    """Make a module's folder a repository, as drawn."""
     who = ("-c", "user.name=drawn", "-c", "user.email=drawn@example.org")
     for command in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "As drawn")):
         subprocess.run(["git", *command], cwd=file.parent, check=True, capture_output=True)
