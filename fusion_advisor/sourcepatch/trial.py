@@ -262,13 +262,14 @@ def load(name, path):
     return module
 
 
-Model = load("model_new", Path(__file__).with_name("model_new.py")).ModelNew
 sys.path.append(str(Path({0!r}).parent))
+Model = load("model_new", Path(__file__).with_name("model_new.py")).ModelNew
 original = load("fusion_advisor_original", {0!r})
 get_inputs = original.get_inputs
 get_init_inputs = getattr(original, "get_init_inputs", list)
 """
-"""A class `ModelNew` is loaded as KernelBench loads it: from a file, and nowhere registered."""
+"""A class `ModelNew` is loaded as KernelBench loads it: from a file, and nowhere registered. What
+the model's file imports from beside it, that file imports, too."""
 
 
 def _compared(

@@ -286,21 +286,19 @@ def get_inputs():
 """
 
 
-@pytest.mark.deep
-def test_a_file_that_needs_another_is_found(tmp_path: Path) -> None:
-    """Groups in other files are left to the diff; and what does not load alone is not written."""
+def test_a_file_imports_what_the_models_does(tmp_path: Path) -> None:
+    """Groups in other files are left to the diff; what is imported from there stays imported."""
     (tmp_path / "layers.py").write_text(
         "import torch\n\n\nclass Act(torch.nn.Module):\n    def forward(self, x):\n"
         "        return torch.sigmoid(x + 1) * 2\n"
     )
     file, out = tmp_path / "problem.py", tmp_path / "new.py"
     file.write_text(NEIGHBOUR)
-    done = command(file, "--model-new", str(out), "--out", str(tmp_path / "x.patch"))
-    assert done.returncode == 4, done.stderr
-    assert "of ModelNew is left out: " in done.stderr
+    done = command(file, "--model-new", str(out))
+    assert done.returncode == 0, done.stderr
     assert "layers.py:6: forward() cannot be edited there" in done.stderr
-    assert "No module named 'layers'" in done.stderr
-    assert not out.exists()
+    assert "from layers import Act" in out.read_text()
+    assert "new.py: the patched model is the original as asked" in done.stderr
 
 
 def command(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
