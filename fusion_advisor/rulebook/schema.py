@@ -195,6 +195,7 @@ class RowSchedule(Table):
     """Elements of a tile of contiguous rows, which one warp has."""
     across_elements: Elements
     """Elements of a tile of rows that lie across contiguous memory."""
+    across_elements_per_thread: Elements
     walking_elements: Elements
     """Elements of a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs
@@ -229,6 +230,10 @@ class BlockedSchedule(Table):
     stages: Stages
     staged_bytes: Bytes
     """Bytes of an access to rows across memory, from which on chunks are on their way in stages."""
+    mixed_rows: Rows
+    mixed_elements: Elements
+    mixed_elements_per_thread: Elements
+    """Tile of rows that lie along contiguous memory in one tensor and across it in another."""
     l2_share: Share
     programs_resident: Programs
 

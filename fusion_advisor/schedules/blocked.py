@@ -58,15 +58,18 @@ def chunks(
         most = numbers.scan_rows if scanned_across(region, numbers) == 1 else numbers.rows_across
         rows = min(most.count, power_of_two(laid.count))
     share = rulebook.schedules.split if parts is not None else numbers
-    longest = share.chunk_elements.count
+    longest, each = share.chunk_elements.count, share.elements_per_thread.count
+    stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
+    if laid.mixed and parts is None:
+        rows, stages = min(rows, numbers.mixed_rows.count), 1
+        longest = numbers.mixed_elements.count
+        each = numbers.mixed_elements_per_thread.count
     if any(region.all("scan")):
         longest = rows * scanned_across(region, numbers) if rows > 1 else _scanned(laid, numbers)
     block = max(1, min(longest // rows, power_of_two(laid.length)))
-    stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
     room = device.multiprocessor.shared_memory_per_block.count
     while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
         stages -= 1
-    each = share.elements_per_thread.count
     if parts is not None:
         each, stages = _of_parts(laid, stages, rulebook)
     if serial:

@@ -23,6 +23,7 @@ from fusion_advisor.tile.program import (
     Statement,
     Tile,
     product,
+    quotient,
     summed,
     tile,
 )
@@ -101,9 +102,14 @@ class Coordinates:
     def _program(self) -> list[Statement]:
         """Which elements this program has."""
         step, found = self.step, list[Statement]()
-        if step.outer or self.several or step.part:  # else one row
+        if step.follows:
+            program, parts = Name("program"), Name("parts")
+            found.append(Let(("program",), self._number))
+            found.append(Let(("parts",), quotient(self.size(step.inner, self.length), COLS)))
+            found += [*self._row(program // parts), Let(("part",), program % parts)]
+        elif step.outer or self.several or step.part:  # else one row
             found += self._row(self._number)
-        if step.part:
+        if step.part and not step.follows:
             found.append(Let(("part",), self.wide(ProgramId(1))))
         found += self._columns(Name("part") * COLS if step.part else None)
         if self.several:

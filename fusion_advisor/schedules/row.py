@@ -48,8 +48,12 @@ def tile(
     if rest:
         block, most = block // 2, numbers.pieced_warps.count
     held = block + rest
-    each = (numbers.walking_elements_per_thread if serial else numbers.elements_per_thread).count
-    if not serial and coalesced == 1 and rows * held <= numbers.tile_elements.count:
+    each = numbers.elements_per_thread.count
+    if serial:
+        each = numbers.walking_elements_per_thread.count
+    elif coalesced > 1:
+        each = numbers.across_elements_per_thread.count
+    elif rows * held <= numbers.tile_elements.count:
         each = rows * held  # one warp, which combines rows without waiting for others
     by_elements = rows * block // (each * device.warp_size)  # a second piece is as many for each
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))

@@ -62,13 +62,23 @@ class Rows:
 
     def coalesced(self, sector_bytes: int) -> int:
         """Neighbouring rows that fill a memory sector, where rows lie across contiguous memory."""
-        needed = 1
-        for access in self.everything:
-            along = [abs(step) for axis, step in access.strides.items() if axis in self.axes]
-            across = [abs(step) for axis, step in access.strides.items() if axis in self.across]
-            if along and min(along) > min(across, default=min(along)):
-                needed = max(needed, sector_bytes // access.tensor.itemsize)
-        return needed
+        sizes = [access.tensor.itemsize for access in self.everything if self._turned(access) > 0]
+        return max([1, *(sector_bytes // size for size in sizes)])
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows lie along contiguous memory in one tensor, and across it in another."""
+        turned = {self._turned(access) for access in self.everything}
+        return {-1, 1} <= turned
+
+    def _turned(self, access: Access) -> int:
+        """1 where rows lie across contiguous memory, -1 where they lie along it, 0 where the tensor
+        has one of the two alone."""
+        along = [abs(step) for axis, step in access.strides.items() if axis in self.axes]
+        across = [abs(step) for axis, step in access.strides.items() if axis in self.across]
+        if not along or not across or min(along) == min(across):
+            return 0
+        return 1 if min(along) > min(across) else -1
 
     @property
     def at_once(self) -> int:

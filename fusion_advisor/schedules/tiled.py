@@ -18,8 +18,6 @@ from fusion_advisor.schedules.reducing import serial_axes
 from fusion_advisor.schedules.rows import rows_of
 
 NAME = "tiled"
-_MOST_PARTS = 65535
-"""Programs along the second dimension of a CUDA grid."""
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
@@ -87,7 +85,6 @@ def tile(
     block = min(power_of_two(laid.length), elements // rows)
     if across is None:
         rows = min(max(elements // block, 1), power_of_two(laid.count))
-    block = max(block, power_of_two(-(-laid.length // _MOST_PARTS)))
     warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
     warps = min(warps, rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, across=order)

@@ -672,9 +672,11 @@ _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
 
 
 def _parts(node: ast.expr) -> Iterator[ast.expr]:
-    """The expressions that an expression is made of."""
+    """The expressions that an expression is made of; of a method's call what the method is of."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
+        if isinstance(node, ast.Call) and child is node.func and isinstance(child, ast.Attribute):
+            yield child.value
+        elif isinstance(child, ast.expr):
             yield child
         elif isinstance(child, ast.keyword):
             yield child.value

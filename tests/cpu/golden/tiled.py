@@ -36,8 +36,10 @@ def tiled_kernel(
     FAR: tl.constexpr,
 ):
     # One program has one part of several rows.
-    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
-    part = wide(tl.program_id(1), FAR)
+    program = wide(tl.program_id(0), FAR)
+    parts = tl.cdiv(cols, COLS)
+    row = program // parts * ROWS + tl.arange(0, ROWS)[:, None]
+    part = program % parts
     col = part * COLS + wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
@@ -80,7 +82,7 @@ def tiled(args_0, args_1):
     steps = [
         host.launch(
             tiled_kernel,
-            (host.cdiv(n0 * n1, 2), host.cdiv(n2, 512)),
+            (host.cdiv(n0 * n1, 2) * host.cdiv(n2, 512),),
             (args_0, args_1, mul_out),
             (n2, n0 * n1, n1),
             ROWS=2,
