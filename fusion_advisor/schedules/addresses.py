@@ -63,7 +63,7 @@ class Addresses(Coordinates):
         """Sizes along which neighbours in memory lie, as products, for the compiler to see that
         whole vectors hold them: of an argument it knows only whether 16 divides it."""
         step, found = self.step, list[Statement]()
-        along = {"DIVISOR": spanned(step.inner or step.outer)}
+        along = {"DIVISOR": spanned(step.inner or step.outer[-1:])}
         if self.several and self.region.reduced:  # lanes that combine lie along rows, too
             along["ROWS_DIVISOR"] = spanned(step.outer[-1:])
         for constant, axes in along.items():
@@ -79,6 +79,8 @@ class Addresses(Coordinates):
             if length % least == 0:
                 self.told.append(Constant(constant, gcd(length, DIVISOR), "divisor", axes))
                 found.append(Multiple(name, constant, "seen to hold whole vectors"))
+                ending = {n for n, those in self.sizes.items() if those[-len(axes) :] == axes}
+                found += [Multiple(n, constant, "as well, then") for n in sorted(ending - {name})]
         return found
 
     # -- offsets -------------------------------------------------------------------------------
