@@ -52,7 +52,7 @@ def tile(
     if serial:
         each = numbers.walking_elements_per_thread.count
     elif coalesced > 1:
-        each = numbers.across_elements_per_thread.count
+        each = max(each, numbers.across_elements_per_thread.count * laid.vector)
     elif rows * held <= numbers.tile_elements.count:
         each = rows * held  # one warp, which combines rows without waiting for others
     by_elements = rows * block // (each * device.warp_size)  # a second piece is as many for each

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.rulebook.schema import Device
 from fusion_advisor.schedules.base import DIVISOR, Refused, Step, emission_order, peak_bytes
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
@@ -90,6 +91,12 @@ class Rows:
             return load.tensor.itemsize * gcd(DIVISOR, *near[:1] or (1,))
 
         return min((vector(load) for load in self.loads if load.walks & self.axes), default=0)
+
+    @property
+    def vector(self) -> int:
+        """Elements that a lane loads at once, of the tensor of which those are the fewest bytes."""
+        sizes = [load.tensor.itemsize for load in self.loads if load.walks & self.axes]
+        return max(min(self.at_once, VECTOR_BYTES) // min(sizes, default=VECTOR_BYTES), 1)
 
     def step(
         self,
