@@ -41,7 +41,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -142,7 +142,6 @@ class _Options:
     chunked_loss: bool = False
     read_inputs: bool = True
     tune: Tune = "cached"
-    patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def fusion_advisor(

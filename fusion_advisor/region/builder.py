@@ -218,12 +218,12 @@ class Builder(Pool):
         """A scalar with the shape of a tensor."""
         return self.expand(self.const(value, dtype), tuple(shape))
 
-    def index(self, size: int, dtype: str = "int64") -> Value:
+    def index(self, size: int) -> Value:
         """0, 1, …, size - 1 along a new dimension."""
         if size == 1:
-            return self.full((1,), 0, dtype)
+            return self.full((1,), 0, "int64")
         axis = self.axes.new(size)
-        return self.counted((axis,), ((axis,),), dtype)
+        return self.counted((axis,), ((axis,),))
 
     def counted(self, axes: AxisList, dims: Dims, dtype: str = "int64") -> Value:
         """The position along some axes, as an integer value of the model."""

@@ -414,8 +414,8 @@ class CauseRow(_Row):
     time_us: float
 
 
-class PhaseRow(_Row):
-    """Totals of one phase of a training step. The time of the call itself is in no phase."""
+class _SumsRow(_Row):
+    """Figures of some launches, all instances counted."""
 
     flops: int
     hbm_bytes_unfused: int
@@ -425,6 +425,11 @@ class PhaseRow(_Row):
     time_us: float
     predicted_speedup: float
     coverage: float
+
+
+class PhaseRow(_SumsRow):
+    """Totals of one phase of a training step. The time of the call itself is in no phase."""
+
     time_by_bound: dict[str, float] = {}
 
 
@@ -467,20 +472,12 @@ class MemoryRow(_Row):
     curve: list[HeldRow]
 
 
-class TotalsRow(_Row):
+class TotalsRow(_SumsRow):
     """Totals of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches
     that are never fused stay, the others cost one read of their inputs and one write of the results
     that others need. `saveable_bytes` is the saving of one launch for each maximal region of
     modelled memory-bound launches, if any schedule existed: no grouping saves more."""
 
-    flops: int
-    hbm_bytes_unfused: int
-    hbm_bytes_fused: int
-    kernels_unfused: int
-    kernels_fused: int
-    time_us: float
-    predicted_speedup: float
-    coverage: float
     saveable_bytes: int
     ceiling_speedup: float
     peak_activation_bytes: int

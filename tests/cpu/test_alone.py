@@ -25,6 +25,7 @@ from fusion_advisor.codegen.header import (
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.shipped.files import write_kernel
 
+from . import spawned
 from .generated import kernel
 
 EARLIER = Path(__file__).resolve().parents[1] / "fixtures" / "2026-11-24" / "kernels.patch"
@@ -34,6 +35,15 @@ def run(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[s
     """The command line of the runtime beside a file, in a folder where nothing else is."""
     write_kernel(folder / "kernel.py", text)
     return started(folder / "fused_runtime.py", *options)
+
+
+def forked(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """As `run`, in a process that has torch imported already."""
+    write_kernel(folder / "kernel.py", text)
+    script = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = [sys.executable, "-c", script, str(folder / "fused_runtime.py"), *options]
+    interpreted = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    return spawned.run(words, cwd=folder, env=interpreted)
 
 
 def started(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -83,20 +93,20 @@ def test_a_wrong_kernel_is_too_far(tmp_path: Path) -> None:
     text = named("softmax").text
     wrong = text.replace("share_of(e, sum_1)", "share_of(e, sum_1 + 1e-3)")
     assert wrong != text
-    done = run(wrong, tmp_path, "--check")
+    done = forked(wrong, tmp_path, "--check")
     assert done.returncode == 1
     assert done.stdout.rstrip().endswith("TOO FAR")
 
 
 def test_times_need_a_gpu(tmp_path: Path) -> None:
-    done = run(named("softmax").text, tmp_path, "--bench")
+    done = forked(named("softmax").text, tmp_path, "--bench")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == "kernel: --bench times on a GPU, and there is none here\n"
 
 
 def test_a_kernel_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    done = run(named("softmax").text, tmp_path, "gelu", "--check")
+    done = forked(named("softmax").text, tmp_path, "gelu", "--check")
     assert done.returncode == 1
     assert done.stderr == "gelu: is no kernel of this folder, which has kernel\n"
 

@@ -174,6 +174,7 @@ def _all_of(function: TileFunction) -> Iterator[Mutant | LaunchMutant]:
     yield from launch_mutants(function)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ALL)
 def test_every_mutant_of_a_launch_is_found(name: str) -> None:
     """Those that change some launch: grids have a dimension or three, say."""

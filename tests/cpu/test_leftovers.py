@@ -60,6 +60,7 @@ def test_after_a_run(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+@pytest.mark.sampled(2)  # each starts Python and two workers
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     scratch = tmp_path / "scratch"

@@ -14,11 +14,11 @@ from fusion_advisor.advice import Advice
 from fusion_advisor.advice.run import advise
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.annotate import annotate
-from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.cost.lifetimes import memory, saved_tensors
 from fusion_advisor.frontend.child import capture_loaded
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
-from fusion_advisor.fusion.findings import fuse
+from fusion_advisor.fusion.findings import FusedGraph, fuse
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Optimizer, Scenario
@@ -291,21 +291,24 @@ def test_without_a_loss_gradients_arrive_from_outside() -> None:
     assert [n.name for n in graph.nodes if n.kind == "input"][1:] == ["gradient_0", "gradient_1"]
 
 
-@each_model
-def test_no_group_is_of_two_passes(name: str) -> None:
-    flow = dataflow(step(name), H200)
-    found = fuse(flow, RULES)
+@pytest.fixture(scope="module", params=MODELS)
+def fused(request: pytest.FixtureRequest) -> tuple[Dataflow, FusedGraph]:
+    """The step of each model with its groups, which no test changes."""
+    flow = dataflow(step(request.param), H200)
+    return flow, fuse(flow, RULES)
+
+
+def test_no_group_is_of_two_passes(fused: tuple[Dataflow, FusedGraph]) -> None:
+    flow, found = fused
     for finding in (*found.groups, *found.candidates):
         for place in finding.instances:
             phases = {flow.nodes[i].phase for i in place}
             assert len(phases - {"loss"}) <= 1 or phases == {"forward", "loss"}, finding.id
 
 
-@each_model
-def test_every_group_has_a_kernel_or_a_reason(name: str) -> None:
-    flow = dataflow(step(name), H200)
-    groups = fuse(flow, RULES).groups
-    kernels = [attempt(flow, each.decision, each.name, RULES) for each in groups]
+def test_every_group_has_a_kernel_or_a_reason(fused: tuple[Dataflow, FusedGraph]) -> None:
+    flow, found = fused
+    kernels = [attempt(flow, each.decision, each.name, RULES) for each in found.groups]
     assert all(isinstance(kernel, Kernel) or kernel for kernel in kernels)
     assert any(isinstance(kernel, Kernel) for kernel in kernels)
 

@@ -110,6 +110,7 @@ def test_what_other_systems_lack_is_not_missed(folder: Path, lacks: str) -> None
     assert "ran longer than 8 s" in done.stderr
 
 
+@pytest.mark.deep  # nor does any run with Triton say it
 def test_a_run_that_asks_for_no_check_says_nothing_of_it(folder: Path) -> None:
     done = run(folder, "analyze", SOFTMAX, "--no-verify", "--no-compile")
     assert done.returncode == 0, done.stderr
