@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fusion_advisor.codegen.header import edited, fingerprint, read_stamp, same_rules
 from fusion_advisor.ir.kernel import LICENSE
-from fusion_advisor.shipped.files import IMPORT, RUNTIME, SHIPPED, texts
+from fusion_advisor.shipped.files import RUNTIME, SHIPPED, beside
 from fusion_advisor.support.errors import UsageError
 
 _BEGINS = '"""Kernels written by fusion-advisor.'
@@ -85,7 +85,7 @@ def package_files(folder: Path, kernels: Mapping[str, str], asking: str = "") ->
         **{folder / f"{name}.py": kernels[name] for name in names},
         folder / "__init__.py": "\n".join([*lines, "", f"__all__ = [{listed}]", ""]),
         folder / test: _TEST.format(apart=("__", "test_", ASKING, *SHIPPED)),
-        **{folder / name: text for name, text in texts().items()},
+        **_shared(folder, kernels),
     }
 
 
@@ -106,7 +106,7 @@ def stale(folder: Path) -> Iterator[tuple[Path, str]]:
         ]
         if reasons:
             yield folder / f"{name}.py", "; ".join(reasons)
-    for path in _shared(standing, folder):
+    for path in _shared(folder, kernels_of(standing)):
         if path not in standing:
             yield path, "is gone, and kernels import it"
 
@@ -126,16 +126,14 @@ def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
             by.append(f"rules {stamp.rules}, these are {rules[:12]}")
         if by:
             yield folder / f"{name}.py", f"written by {'; by '.join(by)}"
-    for path, text in _shared(standing, folder).items():
+    for path, text in _shared(folder, kernels_of(standing)).items():
         if standing.get(path, text) != text:
             yield path, "is not as this version of fusion-advisor writes it"
 
 
-def _shared(standing: Mapping[Path, str], folder: Path) -> dict[Path, str]:
-    """Files that the kernels of a package share, as this version writes them; none where every
-    kernel is of an earlier version, and stands alone."""
-    importing = any(IMPORT in text for text in kernels_of(standing).values())
-    return {folder / name: text for name, text in texts().items()} if importing else {}
+def _shared(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
+    """Files that the kernels of a package share, as this version writes them."""
+    return {folder / name: text for name, text in beside(kernels.values()).items()}
 
 
 def mark_of(file: Path) -> str:

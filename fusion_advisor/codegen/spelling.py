@@ -46,26 +46,42 @@ def bare(text: str) -> str:
     return text[1:-1]
 
 
-def fitted(line: str, width: int = 100, bracketed: bool = False) -> list[str]:
+def fitted(
+    line: str, width: int = 100, bracketed: bool = False, *, packed: bool = False
+) -> list[str]:
     """A line of Python broken at its widest brackets until every part fits; a sum or a choice that
-    would not even so gets brackets of its own. What is `bracketed` is broken at its operators."""
+    would not even so gets brackets of its own. What is `bracketed` is broken at its operators.
+    Parts between commas have a line each, or `packed` as many as fit on one."""
     margin = " " * (len(line) - len(line.lstrip()))
     if bracketed and len(line) > width and len(terms := _at_operators(line)) > 1:
-        return [part for term in terms for part in fitted(margin + term, width)]
+        return [part for term in terms for part in fitted(margin + term, width, packed=packed)]
     opening, closing = _widest_brackets(line) if len(line) > width else (0, 0)
     if not closing:
         return [line]
     assigned = re.match(r"\s*\w+ \+?= ", line)
     if opening >= width and assigned:
         end = assigned.end()
-        return [f"{line[:end]}(", *fitted(f"{margin}    {line[end:]}", width, True), f"{margin})"]
+        value = fitted(f"{margin}    {line[end:]}", width, True, packed=packed)
+        return [f"{line[:end]}(", *value, f"{margin})"]
+    inner = _widest_brackets(line[opening + 1 : closing])
+    if packed and inner[1] and opening + 2 + inner[1] == closing:  # a call in brackets: `[f(`, `)]`
+        opening, closing = opening + 1 + inner[0], opening + 1 + inner[1]
     inside, rest = line[opening + 1 : closing], line[closing:]
     parts = _at_commas(inside)
     comma = "," if len(parts) > 1 or inside.endswith(",") else ""
     found = [line[: opening + 1]]
+    open_line = False
     for part in parts:
-        found += fitted(f"{margin}    {part}{comma}", width, True)
-    return [*found, *fitted(margin + rest, width)]
+        broken = fitted(f"{margin}    {part}{comma}", width, True, packed=packed)
+        joined = f"{found[-1]} {part}{comma}"
+        if packed and open_line and len(broken) == 1 and len(joined) <= width:
+            found[-1] = joined
+        else:
+            found += broken
+            open_line = len(broken) == 1
+    if packed and len(found) == 2 and len(parts) > 1:
+        found[-1] = found[-1].removesuffix(",")
+    return [*found, *fitted(margin + rest, width, packed=packed)]
 
 
 def _widest_brackets(line: str) -> tuple[int, int]:
