@@ -23,7 +23,7 @@ from fusion_advisor.codegen.kernel_file import (
     origins,
 )
 from fusion_advisor.codegen.selftest import selftest
-from fusion_advisor.codegen.spelling import fitted, quoted
+from fusion_advisor.codegen.spelling import AS_IT_IS, Parts, fitted, quoted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
 from fusion_advisor.codegen.titles import titled, titles, wish
 from fusion_advisor.codegen.triton import Triton
@@ -89,8 +89,11 @@ def jits_of(file: KernelFile) -> str:
 
 def in_lines(*parts: str) -> str:
     """Parts of a file that the host runs, in as few lines as hold them."""
-    text = "\n\n\n".join(parts)
-    return "\n".join(part for line in text.splitlines() for part in fitted(line, packed=True))
+    lines = "\n\n\n".join(parts).splitlines()
+    ways: list[tuple[str, Parts]] = [
+        (line, "filled" if line.endswith(AS_IT_IS) else "together") for line in lines
+    ]
+    return "\n".join(part for line, way in ways for part in fitted(line, parts=way))
 
 
 def written(flow: Dataflow, decision: Decision, name: str, rulebook: Rulebook) -> KernelFile:

@@ -16,6 +16,7 @@ from fusion_advisor.codegen.kernel_file import (
     memory_order,
     product,
 )
+from fusion_advisor.codegen.spelling import AS_IT_IS
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import PROGRAMS
 from fusion_advisor.region.axes import Dims
@@ -252,7 +253,7 @@ def _launches(file: KernelFile) -> str:
             call += f" for step in ((-1,) if together{_number(file, kernel)} else ({apart}))"
             call = f"*({call})" if len(file.kernels) > 1 else call
         calls.append(call)
-    return f"steps = [{', '.join(calls)}]"
+    return f"steps = [{', '.join(calls)}]{AS_IT_IS}"
 
 
 def _call(file: KernelFile, kernel: JitFunction) -> str:

@@ -21,21 +21,15 @@ ASKING = "or_eager.py"
 """File with functions that ask before they launch a kernel, and run the model's statements else."""
 
 _TEST = f'''{LICENSE}
-"""Each kernel here against float64: on the GPU, else on Triton's interpreter."""
+"""The kernels here against float64: on the GPU, else on Triton's interpreter."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-HERE = Path(__file__).parent
-NAMES = [file.stem for file in sorted(HERE.glob("*.py")) if not file.name.startswith({{apart}})]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kernel(name):
-    command = [sys.executable, HERE / "{RUNTIME}.py", name, "--check"]
+def test_kernels():
+    command = [sys.executable, Path(__file__).with_name("{RUNTIME}.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 '''
@@ -79,12 +73,11 @@ def package_files(folder: Path, kernels: Mapping[str, str], asking: str = "") ->
     homes = {**{name: name for name in names}, **dict.fromkeys(functions, Path(ASKING).stem)}
     lines = [LICENSE, _SAYS, "", *(f"from .{home} import {name}" for name, home in homes.items())]
     listed = ", ".join(f'"{name}"' for name in homes)
-    test = _test_name(folder)
     return {
         **({folder / ASKING: asking} if functions else {}),
         **{folder / f"{name}.py": kernels[name] for name in names},
         folder / "__init__.py": "\n".join([*lines, "", f"__all__ = [{listed}]", ""]),
-        folder / test: _TEST.format(apart=("__", "test_", ASKING, *SHIPPED)),
+        folder / _test_name(folder): _TEST,
         **_shared(folder, kernels),
     }
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from fusion_advisor.codegen.kernel_file import KernelFile
+from fusion_advisor.codegen.spelling import AS_IT_IS, WIDTH
 from fusion_advisor.codegen.test_inputs import at_graph_size
 from fusion_advisor.fusion.library_match import Spelling
 from fusion_advisor.ir.graph import Tensor
@@ -26,8 +27,8 @@ def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook
     """
     lines = [
         f"# For {RUNTIME}.py, by input: shape, strides (None: dense), dtype, range of integers.",
-        f"SMALL = {_inputs(small)}",
-        f"FULL = {_inputs(at_graph_size(file))}",
+        _inputs("SMALL", small),
+        _inputs("FULL", at_graph_size(file)),
         _tolerance(small, rulebook),
     ]
     if framework:
@@ -37,15 +38,16 @@ def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook
     return "\n".join(lines)
 
 
-def _inputs(case: Case) -> str:
-    """The inputs of a case, one tuple each."""
+def _inputs(name: str, case: Case) -> str:
+    """The line that gives the inputs of a case a name, one tuple each."""
     ranges = case.ranges or (None,) * len(case.inputs)
     texts = [
         ", ".join(map(str, (tensor.shape, _steps(tensor), f"torch.{tensor.dtype}", *range_)))
         for tensor, bounds in zip(case.inputs, ranges, strict=True)
         for range_ in (() if "float" in tensor.dtype else bounds or _any_of(tensor.dtype),)
     ]
-    return f"[{', '.join(f'({text})' for text in texts)}]"
+    line = f"{name} = [{', '.join(f'({text})' for text in texts)}]"
+    return line if len(line) <= WIDTH else f"{line}{AS_IT_IS}"
 
 
 def _steps(tensor: Tensor) -> tuple[int, ...] | None:

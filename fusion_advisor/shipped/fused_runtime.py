@@ -2,7 +2,8 @@
 """Runtime of the kernels beside this file: operators, guards, launches, fallback, check and bench.
 
 Written by fusion-advisor, with what these kernels call and no more. It needs torch and Triton
-alone.
+alone. Kernels compute in float32 for narrower floats, round at the stores, and give bitwise the
+same from run to run.
 
     python FOLDER/fused_runtime.py [NAME ...] --check --bench
 """
@@ -68,7 +69,6 @@ def registered(results):
         if not hasattr(torch.ops.fusion_advisor, name):
             define(name, launcher, results)
         launcher.operator = getattr(torch.ops.fusion_advisor, name).default
-        launchers.append(launcher)
         return launcher
 
     return register
@@ -91,10 +91,6 @@ def schema(name, function, results):
     given = ", ".join(f"Tensor in{n}" for n in range(function.__code__.co_argcount))
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"{name}({given}) -> {made}"
-
-
-launchers = []
-"""Every launcher, kept alive: its id is a key in `plans`."""
 
 
 def define(name, launcher, results):
@@ -434,7 +430,7 @@ def plan_of(launcher, *tensors):
         # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
         traced = is_dynamo_compiling() or (traced and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
-    layout = [id(launcher)]
+    layout = [launcher]
     for tensor in tensors:
         shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
         layout += shape, stride, tensor.dtype, device, tensor.requires_grad

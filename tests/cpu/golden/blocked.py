@@ -52,7 +52,7 @@ def blocked(args_0):
     steps = [host.launch(
         blocked_kernel, (n0,), (args_0, cumsum_out), (n1,), COLS=2048, FAR=far, num_warps=4,
         enable_fp_fusion=True,
-    )]
+    )]  # fmt: skip
     host.remember(layout, (args_0,), (cumsum_out,), steps)
     return cumsum_out
 

@@ -73,7 +73,7 @@ def dropout_gelu(args_0, seed=None, offset=None):
     steps = [host.launch(
         dropout_gelu_kernel, (host.cdiv(n0 * n1, 1024),), (args_0, seed, offset, dropout_gelu_out),
         (n0 * n1,), BLOCK=1024, FAR=far, num_warps=4, enable_fp_fusion=True,
-    )]
+    )]  # fmt: skip
     host.remember(layout, (args_0, seed, offset), (dropout_gelu_out,), steps)
     return dropout_gelu_out
 
@@ -92,10 +92,10 @@ SMALL = [
     ((47, 45), None, torch.bfloat16),
     ((), None, torch.int64, -9223372036854775808, 9223372036854775807),
     ((), None, torch.int64, -9223372036854775808, 9223372036854775807),
-]
+]  # fmt: skip
 FULL = [
     ((64, 500), None, torch.bfloat16),
     ((), None, torch.int64, -9223372036854775808, 9223372036854775807),
     ((), None, torch.int64, -9223372036854775808, 9223372036854775807),
-]
+]  # fmt: skip
 TOLERANCE = {"factor": 2.0, "elements": 4096, "float32": 2.0, "float64": 16.0, "narrow": 2.0}

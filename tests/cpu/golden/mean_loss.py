@@ -127,10 +127,10 @@ def mean_loss(args_0, args_1):
             mean_loss_results_kernel, (1,), (nll_loss_parts, nll_loss_parts_1, nll_loss_out),
             (parts,), COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
         ),
-    ]
-    host.remember(layout, (args_0, args_1), (nll_loss_out,), steps, scratch=(
-        nll_loss_parts, nll_loss_parts_1
-    ))
+    ]  # fmt: skip
+    host.remember(
+        layout, (args_0, args_1), (nll_loss_out,), steps, scratch=(nll_loss_parts, nll_loss_parts_1)
+    )
     return nll_loss_out
 
 

@@ -77,11 +77,18 @@ def row_row(args_0):
     amax_values = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
     amin_out = torch.empty_strided((), (), dtype=torch.float32, device=args_0.device)
     far = host.beyond_int32((amin_out, args_0, amax_values))
-    steps = [host.launch(row_row_rows_kernel, (n0,), (args_0, amax_values), (n1,), COLS=host.first_piece(n1), REST=host.second_piece(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=2, enable_fp_fusion=True), host.launch(
-        row_row_results_kernel, (1,), (amax_values, amin_out), (n0,), COLS=host.first_piece(n0),
-        REST=host.second_piece(n0), DIVISOR=host.divisor(n0), FAR=far, num_warps=4,
-        enable_fp_fusion=True,
-    )]
+    steps = [
+        host.launch(
+            row_row_rows_kernel, (n0,), (args_0, amax_values), (n1,), COLS=host.first_piece(n1),
+            REST=host.second_piece(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=2,
+            enable_fp_fusion=True,
+        ),
+        host.launch(
+            row_row_results_kernel, (1,), (amax_values, amin_out), (n0,), COLS=host.first_piece(n0),
+            REST=host.second_piece(n0), DIVISOR=host.divisor(n0), FAR=far, num_warps=4,
+            enable_fp_fusion=True,
+        ),
+    ]  # fmt: skip
     host.remember(layout, (args_0,), (amin_out,), steps, scratch=(amax_values,))
     return amin_out
 

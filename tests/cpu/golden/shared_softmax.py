@@ -88,7 +88,7 @@ def shared_softmax(args_0):
             COLS=64, PEERS=host.power_of_two(parts), DIVISOR=host.divisor(n1), FAR=far, STEP=step,
             num_warps=1, enable_fp_fusion=True,
         ) for step in ((-1,) if together else (0, 1))
-    ]
+    ]  # fmt: skip
     host.remember(layout, (args_0,), (softmax_out,), steps, zeroed=(workspace,))
     return softmax_out
 

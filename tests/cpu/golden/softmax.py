@@ -59,7 +59,7 @@ def softmax(args_0):
         softmax_kernel, (host.cdiv(n0, 2),), (args_0, softmax_out), (n1, n0), ROWS=2,
         COLS=host.power_of_two(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
         enable_fp_fusion=True,
-    )]
+    )]  # fmt: skip
     host.remember(layout, (args_0,), (softmax_out,), steps)
     return softmax_out
 

@@ -74,10 +74,16 @@ def split(args_0):
     )
     sum_out = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
     far = host.beyond_int32((sum_out, args_0, sum_1_parts))
-    steps = [host.launch(split_parts_kernel, (n0, parts), (args_0, sum_1_parts), (n1, parts), COLS=4096, FAR=far, num_warps=2, enable_fp_fusion=True), host.launch(
-        split_results_kernel, (host.cdiv(n0, 16),), (sum_1_parts, sum_out), (parts, n0), ROWS=16,
-        COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
-    )]
+    steps = [
+        host.launch(
+            split_parts_kernel, (n0, parts), (args_0, sum_1_parts), (n1, parts), COLS=4096, FAR=far,
+            num_warps=2, enable_fp_fusion=True,
+        ),
+        host.launch(
+            split_results_kernel, (host.cdiv(n0, 16),), (sum_1_parts, sum_out), (parts, n0),
+            ROWS=16, COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
+        ),
+    ]  # fmt: skip
     host.remember(layout, (args_0,), (sum_out,), steps, scratch=(sum_1_parts,))
     return sum_out
 

@@ -51,9 +51,9 @@ def tiled(args_0, args_1):
     n0, n1, n2 = host.ranked(args_0.shape, 3)
     args_1_strides = host.ranked(args_1.stride(), 2)
     problem = host.serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
-    problem = problem or host.serves("args_1", args_1, torch.float32, (n1, 1), (
-        1, args_1_strides[1]
-    ))
+    problem = problem or host.serves(
+        "args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1])
+    )
     if problem:
         return host.fall_back(problem, tiled, reference, args_0, args_1)
     if not n0 * n1 * n2:
@@ -65,7 +65,7 @@ def tiled(args_0, args_1):
     steps = [host.launch(
         tiled_kernel, (host.cdiv(n0 * n1, 2), host.cdiv(n2, 512)), (args_0, args_1, mul_out),
         (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=4, enable_fp_fusion=True,
-    )]
+    )]  # fmt: skip
     host.remember(layout, (args_0, args_1), (mul_out,), steps)
     return mul_out
 
