@@ -76,7 +76,7 @@ def _asked(kernel: str) -> dict[str, frozenset[str]]:
 def _parts(module: str, asked: frozenset[str]) -> str:
     """Text of a shipped module without what these names do not need."""
     text = texts()[f"{module}.py"]
-    if missing := sorted(asked - functions(module)):
+    if missing := sorted(asked.difference(*map(_bound, ast.parse(text).body))):
         raise UsageError(
             f"{module}.py has no {', '.join(missing)}, which a kernel of the folder calls that "
             "another version wrote: delete that kernel's file and have it written anew"
