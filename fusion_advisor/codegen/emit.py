@@ -239,7 +239,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> list[str]:
         f" ({decision.unfused_bytes / max(decision.fused_bytes, 1):.2f} times fewer) at the sizes"
         " it was made for.",
         *([f"Rounds, as the source does, at {rounds}, too."] if rounds else []),
-        *(_RANDOM if file.random else []),
+        *(_RANDOM if file.random else ()),
         '"""',
     ]
     return [LICENSE, *wrapped(doc)]
