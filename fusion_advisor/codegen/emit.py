@@ -23,7 +23,7 @@ from fusion_advisor.codegen.kernel_file import (
     origins,
 )
 from fusion_advisor.codegen.selftest import selftest
-from fusion_advisor.codegen.spelling import fitted, quoted
+from fusion_advisor.codegen.spelling import AS_IT_IS, Parts, fitted, quoted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
 from fusion_advisor.codegen.titles import titled, titles, wish
 from fusion_advisor.codegen.triton import Triton
@@ -38,7 +38,7 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.names import Names
-from fusion_advisor.shipped.files import DEVICE, HOST, IMPORT, RUNTIME, needed
+from fusion_advisor.shipped.files import DEVICE, HOST, IMPORT, RUNTIME
 from fusion_advisor.tile.verify import verify
 
 
@@ -60,17 +60,15 @@ def emit(
     """
     file = written(flow, decision, name, rulebook)
     reference = reference_of(file, flow)
-    jits = "\n\n\n".join(map(Triton().function, file.functions))
     made = cases(file, rulebook, full_size)
     trial = selftest(file, at_odd_sizes(made), framework, rulebook)
-    content = "\n\n\n".join((jits, launcher(file), reference, trial))
-    lines = [part for line in content.splitlines() for part in fitted(line)]
+    content = "\n\n\n".join((jits_of(file), in_lines(launcher(file), reference, trial)))
     shared = shared_by([file], content)
     own = {HOST, "reference", *(kernel.name for kernel in file.kernels)}
     if name in own.union(*shared.values()) or f"{HOST}.{name}(" in content:
         raise ValueError(f"{name}: means something else in its file; choose another name")
-    imports = imports_of(name, shared, content)
-    text = "\n".join([*_header(file, flow, decision), "", *imports, "", "", *lines])
+    imports = imports_of(shared, content)
+    text = "\n".join([*_header(file, flow, decision), "", *imports, "", "", content])
     return Kernel(
         name=name,
         entry=name,
@@ -81,6 +79,21 @@ def emit(
         launches=launches(file),
         yardstick=reference,
     )
+
+
+def jits_of(file: KernelFile) -> str:
+    """Text of the kernels of a file, of one line an argument and a statement."""
+    text = "\n\n\n".join(map(Triton().function, file.functions))
+    return "\n".join(part for line in text.splitlines() for part in fitted(line))
+
+
+def in_lines(*parts: str) -> str:
+    """Parts of a file that the host runs, in as few lines as hold them."""
+    lines = "\n\n\n".join(parts).splitlines()
+    ways: list[tuple[str, Parts]] = [
+        (line, "filled" if line.endswith(AS_IT_IS) else "together") for line in lines
+    ]
+    return "\n".join(part for line, way in ways for part in fitted(line, parts=way))
 
 
 def written(flow: Dataflow, decision: Decision, name: str, rulebook: Rulebook) -> KernelFile:
@@ -216,7 +229,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> list[str]:
         for node in launches
         if node.source
     )
-    rounded = [file.plan.region.results.get(i, "a value") for i in plan.region.all("round")]
+    rounds = ", ".join(plan.region.results.get(i, "a value") for i in plan.region.all("round"))
     doc = [
         f'"""{len(launches)} eager launches as {_made_as(plan)}.',
         "",
@@ -225,9 +238,8 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> list[str]:
         f"HBM: {decision.unfused_bytes} B unfused, {decision.fused_bytes} B here"
         f" ({decision.unfused_bytes / max(decision.fused_bytes, 1):.2f} times fewer) at the sizes"
         " it was made for.",
-        "Computes in float32 for narrower floats; rounds at the stores"
-        + (f" and, as the source does, at {', '.join(rounded)}." if rounded else "."),
-        *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
+        *([f"Rounds, as the source does, at {rounds}, too."] if rounds else []),
+        *(_RANDOM if file.random else ()),
         '"""',
     ]
     return [LICENSE, *wrapped(doc)]
@@ -241,21 +253,15 @@ def shared_by(files: Sequence[KernelFile], content: str) -> dict[str, list[str]]
     return {DEVICE: sorted(device), RUNTIME: sorted(drawn)}
 
 
-def imports_of(name: str, shared: Mapping[str, Sequence[str]], content: str) -> list[str]:
+def imports_of(shared: Mapping[str, Sequence[str]], content: str) -> list[str]:
     """Imports of a file: torch, Triton, and what it takes of the modules beside it."""
     library = "libdevice." in content
     return [
         *("import torch", "import triton", "import triton.language as tl"),
         *(["from triton.language.extra import libdevice"] if library else []),
         "",
-        "if not __package__:",
-        '    raise (SystemExit if __name__ == "__main__" else ImportError)(',
-        f'        "{name}.py is one of a package: import that, or run {RUNTIME}.py beside it"',
-        "    )",
         IMPORT,
         *(line for module, names in shared.items() for line in _import_from(module, names)),
-        "",
-        f"{HOST}.require({needed(content)})",
     ]
 
 

@@ -16,6 +16,7 @@ from fusion_advisor.codegen.kernel_file import (
     memory_order,
     product,
 )
+from fusion_advisor.codegen.spelling import AS_IT_IS
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import PROGRAMS
 from fusion_advisor.region.axes import Dims
@@ -161,7 +162,7 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
     for kernel in file.kernels:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
-    lines += _launches(file)
+    lines.append(_launches(file))
     lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
     lines = [
@@ -180,7 +181,7 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
         parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
     content = _RUNTIME_CALL.sub(rf"{HOST}.\1", content)
     constants = "".join(
-        f"# Programs at the most: each walks rows.\n{name} = {limit}\n\n\n"
+        f"{name} = {limit}  # at the most: each walks rows\n\n\n"
         for limit, name in limits(file).items()
     )
     operator = f"@{HOST}.registered(results={len(file.output_names)})"
@@ -242,36 +243,26 @@ def limits(file: KernelFile) -> dict[int, str]:
     return {limit: f"{PROGRAMS}{f'_{n}' if n else ''}" for n, limit in enumerate(most)}
 
 
-def _launches(file: KernelFile) -> list[str]:
-    """Every launch, in order; what each did is kept."""
-    lines: list[str] = []
+def _launches(file: KernelFile) -> str:
+    """The line with every launch, in order; what each did is kept."""
+    calls: list[str] = []
     for kernel in file.kernels:
         call = _call(file, kernel)
-        if not kernel.step.phases:
-            lines += [*call[:-1], f"{call[-1]},"]
-            continue
-        apart = ", ".join(str(n) for n in range(len(kernel.step.exchanges) + 1))
-        together = f"together{_number(file, kernel)}"
-        turns = [*call, f"for step in ((-1,) if {together} else ({apart}))"]
-        lines += (
-            ["*(", *(f"    {line}" for line in turns), "),"] if len(file.kernels) > 1 else turns
-        )
-    return ["steps = [", *(f"    {line}" for line in lines), "]"]
+        if kernel.step.phases:
+            apart = ", ".join(str(n) for n in range(len(kernel.step.exchanges) + 1))
+            call += f" for step in ((-1,) if together{_number(file, kernel)} else ({apart}))"
+            call = f"*({call})" if len(file.kernels) > 1 else call
+        calls.append(call)
+    return f"steps = [{', '.join(calls)}]{AS_IT_IS}"
 
 
-def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
+def _call(file: KernelFile, kernel: JitFunction) -> str:
     """One launch."""
     step = kernel.step
     constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
-    arguments = [
-        kernel.name,
-        _grid(file, step),
-        _tuple(_given(file, kernel)),
-        _tuple(_numbers(file, kernel)),
-        *constants,
-    ]
-    return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
+    given, numbers = _tuple(_given(file, kernel)), _tuple(_numbers(file, kernel))
+    return f"launch({', '.join([kernel.name, _grid(file, step), given, numbers, *constants])})"
 
 
 def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:

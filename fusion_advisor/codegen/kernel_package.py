@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fusion_advisor.codegen.header import edited, fingerprint, read_stamp, same_rules
 from fusion_advisor.ir.kernel import LICENSE
-from fusion_advisor.shipped.files import IMPORT, RUNTIME, SHIPPED, texts
+from fusion_advisor.shipped.files import RUNTIME, SHIPPED, beside
 from fusion_advisor.support.errors import UsageError
 
 _BEGINS = '"""Kernels written by fusion-advisor.'
@@ -21,21 +21,15 @@ ASKING = "or_eager.py"
 """File with functions that ask before they launch a kernel, and run the model's statements else."""
 
 _TEST = f'''{LICENSE}
-"""Each kernel here against float64: on the GPU, else on Triton's interpreter."""
+"""The kernels here against float64: on the GPU, else on Triton's interpreter."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-HERE = Path(__file__).parent
-NAMES = [file.stem for file in sorted(HERE.glob("*.py")) if not file.name.startswith({{apart}})]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kernel(name):
-    command = [sys.executable, HERE / "{RUNTIME}.py", name, "--check"]
+def test_kernels():
+    command = [sys.executable, Path(__file__).with_name("{RUNTIME}.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 '''
@@ -79,13 +73,12 @@ def package_files(folder: Path, kernels: Mapping[str, str], asking: str = "") ->
     homes = {**{name: name for name in names}, **dict.fromkeys(functions, Path(ASKING).stem)}
     lines = [LICENSE, _SAYS, "", *(f"from .{home} import {name}" for name, home in homes.items())]
     listed = ", ".join(f'"{name}"' for name in homes)
-    test = _test_name(folder)
     return {
         **({folder / ASKING: asking} if functions else {}),
         **{folder / f"{name}.py": kernels[name] for name in names},
         folder / "__init__.py": "\n".join([*lines, "", f"__all__ = [{listed}]", ""]),
-        folder / test: _TEST.format(apart=("__", "test_", ASKING, *SHIPPED)),
-        **{folder / name: text for name, text in texts().items()},
+        folder / _test_name(folder): _TEST,
+        **_shared(folder, kernels),
     }
 
 
@@ -106,7 +99,7 @@ def stale(folder: Path) -> Iterator[tuple[Path, str]]:
         ]
         if reasons:
             yield folder / f"{name}.py", "; ".join(reasons)
-    for path in _shared(standing, folder):
+    for path in _shared(folder, kernels_of(standing)):
         if path not in standing:
             yield path, "is gone, and kernels import it"
 
@@ -126,16 +119,14 @@ def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
             by.append(f"rules {stamp.rules}, these are {rules[:12]}")
         if by:
             yield folder / f"{name}.py", f"written by {'; by '.join(by)}"
-    for path, text in _shared(standing, folder).items():
+    for path, text in _shared(folder, kernels_of(standing)).items():
         if standing.get(path, text) != text:
             yield path, "is not as this version of fusion-advisor writes it"
 
 
-def _shared(standing: Mapping[Path, str], folder: Path) -> dict[Path, str]:
-    """Files that the kernels of a package share, as this version writes them; none where every
-    kernel is of an earlier version, and stands alone."""
-    importing = any(IMPORT in text for text in kernels_of(standing).values())
-    return {folder / name: text for name, text in texts().items()} if importing else {}
+def _shared(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
+    """Files that the kernels of a package share, as this version writes them."""
+    return {folder / name: text for name, text in beside(kernels.values()).items()}
 
 
 def mark_of(file: Path) -> str:

@@ -13,13 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusion_advisor.codegen.emit import imports_of, shared_by, wrapped
+from fusion_advisor.codegen.emit import imports_of, in_lines, jits_of, shared_by, wrapped
 from fusion_advisor.codegen.host_launcher import launcher
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.codegen.selftest import selftest
-from fusion_advisor.codegen.spelling import fitted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
-from fusion_advisor.codegen.triton import Triton
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import PROGRAMS, Kernel
 from fusion_advisor.rulebook.schema import Rulebook
@@ -108,19 +106,20 @@ def paired(kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Ru
     )
     parts = [
         *map(_function, files),
-        _backward(pair, kernel),
-        kernel.yardstick,
-        _forward(pair, kernel),
-        selftest(file, at_odd_sizes(made), None, rulebook),
+        in_lines(
+            _backward(pair, kernel),
+            kernel.yardstick,
+            _forward(pair, kernel),
+            selftest(file, at_odd_sizes(made), None, rulebook),
+        ),
     ]
     content = "\n\n\n".join(parts)
-    lines = [part for line in content.splitlines() for part in fitted(line)]
-    imports = imports_of(kernel.name, shared_by(files, content), content)
+    imports = imports_of(shared_by(files, content), content)
     head = kernel.text.partition('\n"""\n')[0]
     doc = [head, *wrapped([note]), '"""']
     return replace(
         kernel,
-        text="\n".join([*doc, "", *imports, "", "", *lines]) + "\n",
+        text="\n".join([*doc, "", *imports, "", "", content]) + "\n",
         cases=made,
         launches=tuple(launch for each in files for launch in launches(each)),
         gradients=pair.gradients,
@@ -130,7 +129,7 @@ def paired(kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Ru
 def _function(file: KernelFile) -> str:
     """Kernels of a file and their launcher. Constants of the file are called after it: another
     one's stand beside them."""
-    text = "\n\n\n".join((*map(Triton().function, file.functions), launcher(file, refuses=True)))
+    text = "\n\n\n".join((jits_of(file), in_lines(launcher(file, refuses=True))))
     return re.sub(rf"\b{PROGRAMS}(?=(_\d+)?\b)", f"{PROGRAMS}_{file.name.upper()}", text)
 
 

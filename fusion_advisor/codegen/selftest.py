@@ -1,7 +1,7 @@
 """Part of an emitted file by which the runtime beside it checks and times the kernel, as text:
 `python FOLDER/fused_runtime.py NAME --check --bench`.
 
-This part is data, and nothing above it needs it: all from `HEAD` on can be cut off.
+This part is data, and nothing above it needs it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import re
 from collections.abc import Sequence
 
 from fusion_advisor.codegen.kernel_file import KernelFile
+from fusion_advisor.codegen.spelling import AS_IT_IS, WIDTH
 from fusion_advisor.codegen.test_inputs import at_graph_size
 from fusion_advisor.fusion.library_match import Spelling
+from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.shipped.files import RUNTIME
-
-HEAD = f"# -- python {RUNTIME}.py NAME --check --bench "
-"""Start of the line below which nothing is needed to call the kernel."""
 
 
 def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook: Rulebook) -> str:
@@ -27,11 +26,9 @@ def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook
     there is one.
     """
     lines = [
-        f"{HEAD:-<100}".replace("NAME", file.name)[:100],
-        "",
-        "# Of each input: shape, strides, dtype, and from where to where integers go.",
-        f"SMALL = {_inputs(small)}",
-        f"FULL = {_inputs(at_graph_size(file))}",
+        f"# For {RUNTIME}.py, by input: shape, strides (None: dense), dtype, range of integers.",
+        _inputs("SMALL", small),
+        _inputs("FULL", at_graph_size(file)),
         _tolerance(small, rulebook),
     ]
     if framework:
@@ -41,15 +38,21 @@ def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook
     return "\n".join(lines)
 
 
-def _inputs(case: Case) -> str:
-    """The inputs of a case, one tuple each."""
+def _inputs(name: str, case: Case) -> str:
+    """The line that gives the inputs of a case a name, one tuple each."""
     ranges = case.ranges or (None,) * len(case.inputs)
     texts = [
-        ", ".join(map(str, (tensor.shape, tensor.stride, f"torch.{tensor.dtype}", *range_)))
+        ", ".join(map(str, (tensor.shape, _steps(tensor), f"torch.{tensor.dtype}", *range_)))
         for tensor, bounds in zip(case.inputs, ranges, strict=True)
         for range_ in (() if "float" in tensor.dtype else bounds or _any_of(tensor.dtype),)
     ]
-    return f"[{', '.join(f'({text})' for text in texts)}]"
+    line = f"{name} = [{', '.join(f'({text})' for text in texts)}]"
+    return line if len(line) <= WIDTH else f"{line}{AS_IT_IS}"
+
+
+def _steps(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides of a tensor; None where it is dense, its last dimension first."""
+    return None if tensor.contiguous else tensor.stride
 
 
 def _any_of(dtype: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from fusion_advisor.tile.text import BINDS
 
@@ -46,26 +47,56 @@ def bare(text: str) -> str:
     return text[1:-1]
 
 
-def fitted(line: str, width: int = 100, bracketed: bool = False) -> list[str]:
+Parts = Literal["apart", "together", "filled"]
+"""How parts between commas are broken: a line for each; one line for all where they fit on it, else
+a line for each, both as formatters have it; or as many on a line as fit, which none would leave."""
+WIDTH = 100
+"""Columns of a generated file."""
+AS_IT_IS = "  # fmt: skip"
+"""End of a line that is filled, for formatters."""
+
+
+def fitted(
+    line: str, width: int = WIDTH, bracketed: bool = False, parts: Parts = "apart"
+) -> list[str]:
     """A line of Python broken at its widest brackets until every part fits; a sum or a choice that
     would not even so gets brackets of its own. What is `bracketed` is broken at its operators."""
     margin = " " * (len(line) - len(line.lstrip()))
     if bracketed and len(line) > width and len(terms := _at_operators(line)) > 1:
-        return [part for term in terms for part in fitted(margin + term, width)]
+        return [part for term in terms for part in fitted(margin + term, width, parts=parts)]
     opening, closing = _widest_brackets(line) if len(line) > width else (0, 0)
     if not closing:
         return [line]
     assigned = re.match(r"\s*\w+ \+?= ", line)
     if opening >= width and assigned:
         end = assigned.end()
-        return [f"{line[:end]}(", *fitted(f"{margin}    {line[end:]}", width, True), f"{margin})"]
+        value = fitted(f"{margin}    {line[end:]}", width, True, parts)
+        return [f"{line[:end]}(", *value, f"{margin})"]
+    inside = line[opening + 1 : closing]
+    inner = _widest_brackets(inside) if parts == "filled" else (0, 0)
+    if inner[1] == len(inside) - 1 and len(_at_commas(inside)) == 1:  # `[f(` and `)]`
+        opening, closing = opening + 1 + inner[0], opening + 1 + inner[1]
     inside, rest = line[opening + 1 : closing], line[closing:]
-    parts = _at_commas(inside)
-    comma = "," if len(parts) > 1 or inside.endswith(",") else ""
-    found = [line[: opening + 1]]
-    for part in parts:
-        found += fitted(f"{margin}    {part}{comma}", width, True)
-    return [*found, *fitted(margin + rest, width)]
+    broken = _broken(inside, f"{margin}    ", width, parts)
+    return [line[: opening + 1], *broken, *fitted(margin + rest, width, parts=parts)]
+
+
+def _broken(inside: str, margin: str, width: int, parts: Parts) -> list[str]:
+    """Lines of what stands between brackets."""
+    texts = _at_commas(inside)
+    if parts != "apart" and len(texts) > 1 and len(margin + inside) <= width:
+        return [margin + inside]
+    comma = "," if len(texts) > 1 or inside.endswith(",") else ""
+    found: list[str] = []
+    filling = False
+    for text in texts:
+        lines = fitted(f"{margin}{text}{comma}", width, True, parts)
+        if filling and len(lines) == 1 and len(f"{found[-1]} {text}{comma}") <= width:
+            found[-1] += f" {text}{comma}"
+        else:
+            found += lines
+            filling = parts == "filled" and len(lines) == 1
+    return found
 
 
 def _widest_brackets(line: str) -> tuple[int, int]:

@@ -68,9 +68,9 @@ class Rows:
 
     @property
     def mixed(self) -> bool:
-        """Whether rows lie along contiguous memory in one tensor, and across it in another."""
-        turned = {self._turned(access) for access in self.everything}
-        return {-1, 1} <= turned
+        """Whether rows lie across contiguous memory in a tensor, and along it in as many bytes."""
+        turned = [self._turned(each) * each.tensor.bytes for each in self.everything]
+        return max(turned) > 0 >= sum(turned)
 
     def _turned(self, access: Access) -> int:
         """1 where rows lie across contiguous memory, -1 where they lie along it, 0 where the tensor

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: 0BSD
 """Device functions that the kernels beside this file share.
 
-Written by fusion-advisor, the same in every folder: kernels import what they call.
+Written by fusion-advisor, with what these kernels import and no more.
 """
 
 import triton
@@ -31,10 +31,11 @@ def share_of(x, total):
 
 @triton.jit
 def divided(x, y):
-    # x / y as a division rounds it, where many x have one y: as above, with both moved by powers of
-    # two where the reciprocal of y would be out of range. A quotient of infinity or zero, or beyond
-    # the largest number, leaves over nothing finite, and is right already. What an x below 1e-31
-    # leaves over float32 may not hold: then the last bit can differ.
+    # x / y as a division rounds it, where many x have one y: a quotient from the reciprocal, and
+    # what that leaves over; both moved by powers of two where the reciprocal of y would be out of
+    # range. A quotient of infinity or zero, or beyond the largest number, leaves over nothing
+    # finite, and is right already. What an x below 1e-31 leaves over float32 may not hold: then the
+    # last bit can differ.
     size = tl.abs(y)
     scale = tl.where(size < 1e-18, 2.0**60, tl.where(size > 1e18, 2.0**-60, 1.0))
     near = y * scale

@@ -1,7 +1,7 @@
-# SPDX-License-Identifier: 0BSD
-"""Repairs of Triton's interpreter, by which `TRITON_INTERPRET=1` runs the kernels beside this file.
+"""Repairs of Triton's interpreter, by which `TRITON_INTERPRET=1` runs kernels on a CPU.
 
-Written by fusion-advisor, the same in every folder. `install()` repairs, for Triton 3.6 to 3.9:
+The runtime beside emitted kernels imports them where this package is installed, of any version:
+`install()` stays here under this name. It repairs, for Triton 3.6 to 3.9:
 
 - fp32 to bf16 and fp8 rounds to nearest even instead of truncating; bf16 arithmetic is done in fp32
   and rounded, instead of on the bit patterns;

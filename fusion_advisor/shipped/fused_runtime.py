@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: 0BSD
-"""Runtime of the kernels beside this file: operators, guards, launches, fallback, self-check and
-bench.
+"""Runtime of the kernels beside this file: operators, guards, launches, fallback, check and bench.
 
-Written by fusion-advisor, the same in every folder. It needs torch and Triton alone.
+Written by fusion-advisor, with what these kernels call and no more. It needs torch and Triton
+alone. Kernels compute in float32 for narrower floats, round at the stores, and give bitwise the
+same from run to run.
 
     python FOLDER/fused_runtime.py [NAME ...] --check --bench
 """
@@ -15,7 +16,6 @@ import inspect
 import math
 import os
 import re
-import subprocess
 import sys
 import threading
 import types
@@ -30,23 +30,8 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-VERSION = 3
-"""Grows with what kernel files may ask of this one; a later version serves them all."""
-
-if __package__ and os.environ.get("TRITON_INTERPRET") == "1":
-    from . import fused_interpreter
-
-    fused_interpreter.install()
-
-
-def require(version):
-    """Raise ImportError where a kernel file was written for a later runtime."""
-    if version > VERSION:
-        raise ImportError(
-            f"{__file__} is version {VERSION} and a kernel beside it needs {version}: "
-            "take all files of the folder from one fusion-advisor (patch MODEL --update)"
-        )
-
+IMPORT = "from . import fused_runtime as host\n"
+"""Line by which a kernel's file is known."""
 
 # -- operators: what torch.compile and torch.export see of a launcher ------------------------------
 
@@ -73,14 +58,24 @@ def registered(results):
     defined once, wherever it lies."""
 
     def register(launcher):
+        lines, _ = inspect.findsource(launcher.__code__)
+        calls = re.findall(r"\bhost\.(\w+)\(", "".join(lines)) if IMPORT in lines else ()
+        if lacking := sorted({*calls} - globals().keys()):
+            raise ImportError(
+                f"{__file__} has no {', '.join(lacking)}, which {launcher.__module__} calls: have "
+                "it written for all kernels of its folder (fusion-advisor patch MODEL --update)"
+            )
         name = operator_name(launcher)
         if not hasattr(torch.ops.fusion_advisor, name):
             define(name, launcher, results)
         launcher.operator = getattr(torch.ops.fusion_advisor, name).default
-        launchers.append(launcher)
         return launcher
 
     return register
+
+
+def require(version):
+    """Serve a kernel's file that asks for a version of the runtime, as files of before do."""
 
 
 def operator_name(function):
@@ -96,10 +91,6 @@ def schema(name, function, results):
     given = ", ".join(f"Tensor in{n}" for n in range(function.__code__.co_argcount))
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"{name}({given}) -> {made}"
-
-
-launchers = []
-"""Every launcher, kept alive: its id is a key in `plans`."""
 
 
 def define(name, launcher, results):
@@ -200,7 +191,7 @@ def trained(backward, reference, gradients, results):
             LIBRARY.define(schema(name, forward, results), tags=TAGS)
             LIBRARY.impl(name, call, "CompositeImplicitAutograd")
         run.operator = getattr(torch.ops.fusion_advisor, name).default
-        run.gradients = gradients
+        run.graded = [differentiated(each, gradients) for each in (run, reference)]
         return run
 
     return register
@@ -217,11 +208,9 @@ def in_layout(gradient, layout):
 
 # -- numbers that launchers ask for ----------------------------------------------------------------
 
-# Where Triton has functions of these kinds, they take the host longer than a launch does.
-
 
 def cdiv(count, size):
-    """Number of blocks of a size that hold so many."""
+    """Number of blocks of a size that hold so many; Triton's own takes the host longer."""
     return -(-count // size)
 
 
@@ -312,7 +301,7 @@ def serves(name, tensor, dtype, shape, stride):
         and not (tensor.requires_grad and torch.is_grad_enabled())
     ):
         return None
-    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    if not (tensor.is_cuda or interpreted()):
         return f"{name} is on {tensor.device}"
     if tensor.dim() != len(shape):
         return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
@@ -350,6 +339,7 @@ def fall_back(problem, launcher, reference, *tensors):
 
 # -- launches --------------------------------------------------------------------------------------
 
+
 DIRECT = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
 """Whether this Triton is one whose compiled kernels are known to be launched as `starter` does."""
 
@@ -357,9 +347,30 @@ launched = {}
 """Functions that launch what Triton compiled, by the arguments that it was compiled for."""
 
 
+def interpreted():
+    """Whether Triton's interpreter runs the kernels."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def repair():
+    """Repair Triton's interpreter, which fusion-advisor can where it is installed."""
+    try:
+        from fusion_advisor.shipped.fused_interpreter import install
+    except ModuleNotFoundError:
+        warnings.warn(
+            "Triton's interpreter cuts bfloat16 off where a GPU rounds, and has no libdevice: "
+            "pip install fusion-advisor repairs it", stacklevel=4,
+        )  # fmt: skip
+    else:
+        install()
+
+
 def launch(kernel, grid, tensors, numbers, **constants):
     """Call `kernel[grid](...)`. What Triton compiled for such arguments before is launched
     directly; then what launches it, the tensors and the other arguments are given back."""
+    if interpreted():
+        repair()
     if not DIRECT or torch.version.hip:
         kernel[grid](*tensors, *numbers, **constants)
         return None
@@ -419,7 +430,7 @@ def plan_of(launcher, *tensors):
         # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
         traced = is_dynamo_compiling() or (traced and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
-    layout = [id(launcher)]
+    layout = [launcher]
     for tensor in tensors:
         shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
         layout += shape, stride, tensor.dtype, device, tensor.requires_grad
@@ -571,14 +582,14 @@ def normal(radius, angle):
 
 
 def drawn(inputs, device, seed=0):
-    """Random tensors, the same each time; of each input: shape, strides, dtype, and from where to
-    where integers go."""
+    """Random tensors, the same each time; of each input: shape, strides (None: dense), dtype, and
+    from where to where integers go."""
     torch.manual_seed(seed)
     for shape, stride, dtype, *bounds in inputs:
+        stride = torch.empty(shape, device="meta").stride() if stride is None else stride
         size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)),)
-        made = torch.randint(*bounds, size, device=device) if bounds else None
-        made = torch.randn(size, device=device) if made is None else made
-        yield made.to(dtype).as_strided(shape, stride)
+        draw = functools.partial(torch.randint, *bounds) if bounds else torch.randn
+        yield draw(size, device=device).to(dtype).as_strided(shape, stride)
 
 
 class InFloat64(TorchDispatchMode):
@@ -599,7 +610,7 @@ def widened(value):
     return value.double() if floating else value
 
 
-def results(function, tensors):
+def called(function, tensors):
     """Results of a call as a tuple."""
     found = function(*tensors)
     return found if isinstance(found, tuple) else (found,)
@@ -608,9 +619,9 @@ def results(function, tensors):
 def truth(reference, number, inputs, device, seed):
     """A result of the reference as it is and in float64."""
     tensors = [*drawn(inputs, device, seed)]
-    eager = results(reference, tensors)[number]
+    eager = called(reference, tensors)[number]
     with InFloat64():
-        return eager, results(reference, [*map(widened, tensors)])[number]
+        return eager, called(reference, [*map(widened, tensors)])[number]
 
 
 def apart(found, exact):
@@ -634,7 +645,7 @@ def differentiated(function, names):
         leaves = {name: tensor.detach() for name, tensor in given}
         wanted = [leaves[name].requires_grad_() for name in names]
         with torch.enable_grad():
-            made = [each for each in results(function, leaves.values()) if each.requires_grad]
+            made = [each for each in called(function, leaves.values()) if each.requires_grad]
             numbers = [torch.linspace(-1, 1, each.numel()).bfloat16() for each in made]
             given = [n.view(each.shape).to(each) for n, each in zip(numbers, made, strict=True)]
             return torch.autograd.grad(made, wanted, given)
@@ -642,23 +653,11 @@ def differentiated(function, names):
     return gradients
 
 
-def check(name, kernel, inputs, device):
-    """Print a kernel's errors beside eager's, both against float64, and those of its gradients; do
-    they hold?"""
-    launcher, near = getattr(kernel, name), True
-    ways = {name: (launcher, kernel.reference)}
-    if names := getattr(launcher, "gradients", ()):
-        graded = [differentiated(each, names) for each in (launcher, kernel.reference)]
-        ways[f"gradients of {name}"] = graded
-    for what, (ours, reference) in ways.items():
-        near = near_enough(what, ours, reference, kernel.TOLERANCE, inputs, device) and near
-    return near
-
-
-def near_enough(name, function, reference, tolerance, inputs, device):
-    """Print the errors of a function beside those of its reference; does each hold?"""
+def check(name, function, reference, tolerance, inputs, device):
+    """Print the errors of a function beside those of its reference, both against float64; does
+    each hold?"""
     holds, factor, least = True, tolerance["factor"], tolerance["elements"]
-    for number, ours in enumerate(results(function, [*drawn(inputs, device)])):
+    for number, ours in enumerate(called(function, [*drawn(inputs, device)])):
         eager, exact = truth(reference, number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
@@ -667,26 +666,21 @@ def near_enough(name, function, reference, tolerance, inputs, device):
         else:
             wrong, slack = (ours != exact) & (ours != eager), math.inf
         while error > factor * own + slack and seen < least:  # eager alone is drawn again
-            further = apart(*truth(reference, number, inputs, device, seen))
-            own, seen = max(own, further), seen + eager.numel()
+            own = max(own, apart(*truth(reference, number, inputs, device, seen)))
+            seen += eager.numel()
         allowed = factor * own + slack
         near = error <= allowed and not wrong.any()
         print(f"{name}: {[*ours.shape]} {ours.dtype}: error {error:.3g},", end=" ")
-        print(f"eager's {own:.3g}, allowed {allowed:.3g}:", end=" ")
-        print("near enough" if near else "TOO FAR")
+        print(f"eager's {own:.3g}, allowed {allowed:.3g}:", "near enough" if near else "TOO FAR")
         holds = holds and near
     return holds
 
 
 def bench(name, kernel):
     """Print how long a call of each way keeps the GPU busy at the graph's sizes, with a cold L2."""
-    tensors = [*drawn(kernel.FULL, "cuda")]
-    ways = {
-        "kernel": getattr(kernel, name),
-        "eager": kernel.reference,
-        **getattr(kernel, "BESIDE", {}),
-        "torch.compile": torch.compile(kernel.reference, dynamic=False),
-    }
+    tensors, beside = [*drawn(kernel.FULL, "cuda")], getattr(kernel, "BESIDE", {})
+    ways = {"kernel": getattr(kernel, name), "eager": kernel.reference, **beside}
+    ways["torch.compile"] = torch.compile(kernel.reference, dynamic=False)
     cold = torch.empty(2**28, dtype=torch.int8, device="cuda")
     for way, call in ways.items():
         call(*tensors)
@@ -702,57 +696,41 @@ def bench(name, kernel):
         print(f"{name}: {way}: {1e3 * middle:.2f} us")
 
 
-def kernels_beside():
-    """Names of the kernels beside this file: those that import it, and those of earlier versions,
-    which stand alone."""
-    marks = ("from . import fused_runtime as host\n", "# -- python FILE --check --bench ")
-    files = (file for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem != FILE)
-    return [file.stem for file in files if any(mark in file.read_text("utf-8") for mark in marks)]
-
-
-FILE = Path(__file__).stem
-
-
 def main():
     """Run the command line. Without a GPU the check runs through Triton's interpreter."""
     parser = argparse.ArgumentParser(description="the kernels of this folder beside eager")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a kernel (default: all)")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
-    asked, known = parser.parse_args(), kernels_beside()
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    asked, files = parser.parse_args(), sorted(Path(__file__).parent.glob("*.py"))
+    known = [file.stem for file in files if IMPORT in file.read_text("utf-8")]
     for name in asked.names:
         if name not in known:
             sys.exit(f"{name}: is no kernel of this folder, which has {', '.join(known) or 'none'}")
-    if not interpreted and not torch.cuda.is_available():
+    if not interpreted() and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
         os.execv(sys.executable, [sys.executable, *sys.argv])
     os.environ["FUSION_ADVISOR_STRICT"] = "1"  # the kernel's own answer, or none
-    near = True
-    with torch.no_grad():
-        for name in asked.names or known:
-            near = checked(name, asked, interpreted) and near
+    near, device = True, "cpu" if interpreted() else "cuda"
+    for name in asked.names or known:
+        kernel = importlib.import_module(f"{__package__}.{name}")
+        launcher = getattr(kernel, name)
+        ways = {name: (launcher, kernel.reference)}
+        ways[f"gradients of {name}"] = getattr(launcher, "graded", None)
+        sizes = (kernel.SMALL,) if interpreted() else (kernel.SMALL, kernel.FULL)
+        with torch.no_grad():
+            for inputs in sizes if asked.check or not asked.bench else ():
+                for what, both in ways.items():
+                    if both:
+                        near = check(what, *both, kernel.TOLERANCE, inputs, device) and near
+            if asked.bench and interpreted():
+                sys.exit(f"{name}: --bench times on a GPU, and there is none here")
+            if asked.bench:
+                bench(name, kernel)
     sys.exit(not near)
-
-
-def checked(name, asked, interpreted):
-    """Check and time one kernel as the command line asks; does it hold?"""
-    kernel = importlib.import_module(f"{__package__}.{name}")
-    if hasattr(kernel, "main"):  # of an earlier version
-        options = [f"--{each}" for each in ("check", "bench") if getattr(asked, each)]
-        return not subprocess.run([sys.executable, kernel.__file__, *options]).returncode
-    near = True
-    if asked.check or not asked.bench:
-        near = check(name, kernel, kernel.SMALL, "cpu" if interpreted else "cuda")
-        near = near and (interpreted or check(name, kernel, kernel.FULL, "cuda"))
-    if asked.bench and interpreted:
-        sys.exit(f"{name}: --bench times on a GPU, and there is none here")
-    if asked.bench:
-        bench(name, kernel)
-    return near
 
 
 if __name__ == "__main__":  # the kernels import this file as one of a package
     package = sys.modules["fused_kernels"] = types.ModuleType("fused_kernels")
     package.__path__ = [str(Path(__file__).resolve().parent)]
-    importlib.import_module(f"fused_kernels.{FILE}").main()
+    importlib.import_module(f"fused_kernels.{Path(__file__).stem}").main()

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 
-from fusion_advisor.shipped.files import DEVICE, write_beside
+from fusion_advisor.shipped.files import DEVICE, write_whole
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 
 _modules, _packages = count(), count()
@@ -72,9 +72,9 @@ def _nameless(folder: Path) -> str:
 
 
 def _package(folder: Path, name: str) -> str:
-    """Package in a folder, with the runtime in it; its name."""
+    """Package in a folder, with the whole runtime in it: its kernels are yet to come; its name."""
     if name not in sys.modules:
-        write_beside(folder)
+        write_whole(folder)
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [str(folder)]
     return name

@@ -49,8 +49,9 @@ class Block(nn.Module):
 
 
 _LOADED = """
-import sys
-sys.modules["fusion_advisor"] = None  # an import of it fails
+import os, sys
+if os.environ["TRITON_INTERPRET"] != "1":
+    sys.modules["fusion_advisor"] = None  # an import of it fails
 import json, torch
 sys.path.insert(0, sys.argv[1])
 from {package}.program import load
@@ -68,6 +69,10 @@ print(json.dumps({{
 """
 
 
+_RUN = ("TRITON_INTERPRET", "FUSION_ADVISOR_STRICT")
+"""What has kernels run on a CPU, and nothing else in their place."""
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, nn.Module, Path]:
     torch.manual_seed(0)
@@ -77,8 +82,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, nn.Module, 
     return fa.export(model, folder, given, device="h200"), model, folder
 
 
-def loaded(folder: Path, model: nn.Module, tmp_path: Path, name: str) -> dict[str, Any]:
-    """What another process sees of the program, at three sizes, in the interpreter."""
+def loaded(
+    folder: Path, model: nn.Module, tmp_path: Path, name: str, *, interpreted: bool = True
+) -> dict[str, Any]:
+    """What another process sees of the program, at three sizes: in the interpreter, which this
+    package repairs, or on a CPU without this package."""
     inputs = [torch.randn(*sizes, 32) for sizes in ((4, 24), (2, 24), (3, 129))]
     with torch.no_grad():
         wanted = [model(x, scale=2.0) for x in inputs]
@@ -86,7 +94,7 @@ def loaded(folder: Path, model: nn.Module, tmp_path: Path, name: str) -> dict[st
     code = _LOADED.format(package=folder.name, named=name)
     done = subprocess.run(
         [sys.executable, "-c", code, folder.parent, tmp_path / "given.pt"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "FUSION_ADVISOR_STRICT": "1"},
+        env={**os.environ, **dict.fromkeys(_RUN, str(int(interpreted)))},
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -107,6 +115,16 @@ def test_another_process_has_the_model_with_its_kernels(
     assert max(facts["apart"]) < 1e-5
     assert facts["names"] == [["out", "before"]] * 3
     assert facts["calls"] == 3
+    assert len(facts["ours"]) == 2
+
+
+def test_a_process_without_this_package_has_it_too(
+    exported: tuple[Any, nn.Module, Path], tmp_path: Path
+) -> None:
+    """On a CPU, where the references run; on a GPU the same modules are imported."""
+    _, model, folder = exported
+    facts = loaded(folder, model, tmp_path, folder.name, interpreted=False)
+    assert max(facts["apart"]) < 1e-5
     assert len(facts["ours"]) == 2
 
 

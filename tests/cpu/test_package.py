@@ -16,7 +16,7 @@ from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, older, rea
 from fusion_advisor.ir.scenario import Least, Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import version
-from fusion_advisor.shipped.files import SHIPPED, texts
+from fusion_advisor.shipped.files import SHIPPED, beside
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched, patch_model
 from fusion_advisor.workflows.update import UpdateResult, update_kernels
@@ -268,7 +268,7 @@ def test_what_kernels_share_is_looked_at_too(folder: Path) -> None:
     }
     made = brought_up(folder)
     assert runtime in made.patch.after
-    assert runtime.read_text() == texts()["fused_runtime.py"]
+    assert runtime.read_text() == beside(kernels(folder).values())["fused_runtime.py"]
     assert (reasons(folder), aged(folder)) == ({}, {})
     runtime.unlink()
     assert reasons(folder) == {"fused_runtime.py": "is gone, and kernels import it"}

@@ -39,7 +39,7 @@ def of_the_first_version(text: str) -> str:
     """Softmax as it was written for the runtime's first version."""
     for new, old in (
         ("@host.registered(results=1)\n", ""),
-        ("host.require(2)", "host.require(1)"),
+        ("import max_nan, share_of, wide\n", "import max_nan, share_of, wide\n\nhost.require(1)\n"),
         ("host.plan_of(softmax,", "host.plan_of(softmax_kernel,"),
         ("host.beyond_int32((softmax_out, args_0))", "host.beyond_int32((args_0, softmax_out))"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +17,16 @@ from fusion_advisor.schedules.cooperative import REGISTERS
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.shipped.files import (
     DEVICE,
+    IMPORT,
     RUNTIME,
     SHIPPED,
+    beside,
     functions,
-    needed,
+    shaken,
     texts,
-    version,
-    write_beside,
     write_kernel,
 )
+from fusion_advisor.support.errors import UsageError
 
 each_file = pytest.mark.parametrize("name", SHIPPED)
 
@@ -43,8 +45,10 @@ def numbers(module: str) -> dict[str, object]:
 
 @each_file
 def test_it_needs_torch_and_triton_alone(name: str) -> None:
+    """But for the repairs of the interpreter, which it asks for where they are."""
     tree = ast.parse(texts()[name])
-    nodes = [*ast.walk(tree)]
+    optional = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "repair"]
+    nodes = [n for each in tree.body if each not in optional for n in ast.walk(each)]
     modules = [each.name for n in nodes if isinstance(n, ast.Import) for each in n.names]
     modules += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
     known = {"torch", "triton", *sys.stdlib_module_names}
@@ -66,25 +70,109 @@ def test_it_is_the_users_own(name: str) -> None:
 
 
 def test_a_change_of_what_kernels_may_ask_is_seen(golden: Callable[[str, str], None]) -> None:
-    """Whoever changes a function that files of users call thinks of VERSION, too."""
+    """Kernels of earlier patches call these functions of the runtime that a later patch writes:
+    each goes on to serve them, or what it does now gets another name."""
     lines = [
         f"{name} {node.name}({ast.unparse(node.args)})"
         for name, text in texts().items()
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef)
     ]
-    golden("shipped.txt", "\n".join([f"version {version()}", *lines, ""]))
+    golden("shipped.txt", "\n".join([*lines, ""]))
 
 
-def test_a_kernel_asks_for_the_least_version_that_has_all_it_calls() -> None:
-    assert needed("far = host.beyond_int32((x,))") == 1
-    assert needed("@host.registered(results=1)\ndef softmax(x):") == 2
-    assert needed("\n".join(f"host.{name}()" for name in functions(RUNTIME))) == version()
+MODULE = '''"""Says what it is."""
+
+import math
+import os
+
+# -- numbers ---
+
+# Right above.
+LIMIT = 3
+"""Right below."""
+
+kept = {}
+
+
+def root(x):
+    return half(math.sqrt(x)) % LIMIT
+
+
+@decorated
+def half(x):
+    """Halve."""
+    return x / 2
+
+
+def home():
+    return os.getcwd()
+
+
+if __name__ == "__main__":
+    print(kept)
+'''
+
+
+def test_a_module_is_cut_to_what_is_wanted_of_it() -> None:
+    whole = shaken(MODULE, {"root", "home"})
+    assert whole == MODULE.replace("\n# -- numbers ---\n", "")
+    assert (
+        shaken(MODULE, {"half"})
+        == MODULE.partition("\nimport")[0]
+        + '''
+kept = {}
+
+
+@decorated
+def half(x):
+    """Halve."""
+    return x / 2
+
+
+if __name__ == "__main__":
+    print(kept)
+'''
+    )
+
+
+def kernel(*names: str, device: str = "") -> str:
+    taken = f"from .fused_device import {device}\n" if device else ""
+    return f"{IMPORT}\n{taken}" + "".join(f"host.{name}(1)\n" for name in names)
+
+
+@each_file
+def test_what_all_kernels_ask_for_is_all(name: str) -> None:
+    every = kernel(*functions(RUNTIME), device=", ".join(sorted(functions(DEVICE))))
+    found, whole = (ast.parse(text[name]) for text in (beside([every]), texts()))
+    assert ast.dump(found) == ast.dump(whole)
+
+
+def test_a_folder_has_what_its_kernels_ask_for() -> None:
+    """The union for all of them; device functions only where some are called."""
+    plain, drawing = kernel("cdiv"), kernel("random_state", device="random16_run")
+    assert set(beside([plain])) == {"fused_runtime.py"}
+    assert "def cdiv" in beside([plain])["fused_runtime.py"]
+    assert "def trained" not in beside([plain])["fused_runtime.py"]
+    both = beside([plain, drawing])
+    assert {"def cdiv", "def random_state", "def main"} <= {
+        *re.findall(r"def \w+", both[f"{RUNTIME}.py"])
+    }
+    assert re.findall(r"def (\w+)", both[f"{DEVICE}.py"]) == ["blocks", "random16", "random16_run"]
+    assert "libdevice" not in both[f"{DEVICE}.py"]
+    assert beside(["def softmax(x):\n    return host.wrong(x)\n"]) == {}, "that is no kernel's file"
+
+
+def test_a_kernel_that_asks_for_what_there_is_not_is_one_line() -> None:
+    with pytest.raises(
+        UsageError, match=r"fused_runtime.py has no gone, which a kernel of the folder"
+    ):
+        beside([kernel("cdiv", "gone")])
 
 
 def test_its_numbers_are_those_of_the_plans() -> None:
     found = numbers(RUNTIME)
-    ours = {"DIVISOR": DIVISOR, "REGISTERS": REGISTERS, "VERSION": version()}
+    ours = {"DIVISOR": DIVISOR, "REGISTERS": REGISTERS}
     assert {**found, **ours} == found
     assert f"second, {ROUNDS})" in texts()[f"{DEVICE}.py"]
     assert f"range({ROUNDS})" in texts()[f"{RUNTIME}.py"]
@@ -98,9 +186,11 @@ def test_what_kernels_and_references_name_is_there() -> None:
 
 
 def test_it_is_written_where_a_kernel_is(tmp_path: Path) -> None:
-    write_kernel(tmp_path / "kernels" / "softmax.py", "softmax = 1\n")
-    written = {path.name: path.read_text() for path in (tmp_path / "kernels").iterdir()}
-    assert written == {"softmax.py": "softmax = 1\n", **texts()}
-    (tmp_path / "kernels" / f"{RUNTIME}.py").write_text("VERSION = 0\n")
-    write_beside(tmp_path / "kernels")
-    assert (tmp_path / "kernels" / f"{RUNTIME}.py").read_text() == texts()[f"{RUNTIME}.py"]
+    """Anew for each further kernel, so that it serves the earlier ones, too."""
+    folder, one, two = tmp_path / "kernels", kernel("cdiv"), kernel("divisor", device="wide")
+    write_kernel(folder / "one.py", one)
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert written == {"one.py": one, **beside([one])}
+    (folder / "mine.py").write_bytes(b"# \xe9\n")
+    write_kernel(folder / "two.py", two)
+    assert {name: (folder / name).read_text() for name in SHIPPED} == beside([one, two])
