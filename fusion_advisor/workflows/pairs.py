@@ -8,7 +8,7 @@ eager statements where a gradient is required.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, islice
@@ -24,6 +24,7 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.pairs import Parted, part
 from fusion_advisor.fusion.decide import Decision, decide, subject_of
 from fusion_advisor.fusion.findings import Finding
+from fusion_advisor.fusion.gates import Subject
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.report.assemble import Proof
@@ -33,17 +34,17 @@ from fusion_advisor.verify.driver import Provers, holds, verify
 
 
 def with_backward(
-    findings: Iterable[Finding],
+    findings: Mapping[str, Finding],
     proofs: Mapping[str, Proof],
     children: Provers,
     rulebook: Rulebook,
 ) -> dict[str, Proof]:
-    """Proofs of groups, by their ids, whose kernels' files have the backward, too, where it can be
-    written and passes; elsewhere with the reason."""
+    """Proofs of groups, by the names of these, whose kernels' files have the backward, too, where
+    it can be written and passes; elsewhere with the reason."""
     found = {
-        finding.id: pair_of(finding, proof.kernel, rulebook)
-        for finding in findings
-        if (proof := proofs[finding.id]).kernel and holds(proof.check, proof.compiled)
+        name: pair_of(finding, proof.kernel, rulebook)
+        for name, finding in findings.items()
+        if (proof := proofs[name]).kernel and holds(proof.check, proof.compiled)
     }
     pairs = [(name, pair) for name, pair in found.items() if not isinstance(pair, str)]
     whole = verify([pair.kernel for _, pair in pairs], children)
@@ -66,6 +67,33 @@ def with_backward(
         name: replace(proofs[name], why=f"no backward: {why}") for name, why in reasons.items()
     }
     return {**proofs, **made, **plain}
+
+
+def for_training(
+    findings: Mapping[str, Finding],
+    proofs: Mapping[str, Proof],
+    children: Provers,
+    rulebook: Rulebook,
+) -> tuple[dict[str, Proof], dict[str, str]]:
+    """Proofs of the kernels that run in a training step, by the names of `findings`: files with
+    their backward, and kernels of groups that no gradient passes through. And for the other groups
+    why there is no backward: their statements would run wherever the model trains."""
+    made = with_backward(findings, proofs, children, rulebook)
+    idle = {
+        name: made[name].why
+        for name, finding in findings.items()
+        if _trains(finding) and not ((kernel := made[name].kernel) and kernel.gradients)
+    }
+    return {name: proof for name, proof in made.items() if name not in idle}, idle
+
+
+def training_kernel(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> Kernel | None:
+    """Kernel of a group that runs in a training step, from the `kernel` of the group alone; None
+    where there is none."""
+    pair = pair_of(finding, kernel, rulebook)
+    if isinstance(pair, str):
+        return None if _trains(finding) else kernel
+    return pair.kernel
 
 
 def _fault(check: Check | None, compiled: Compiled | None) -> str:
@@ -103,8 +131,7 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
     assert expressed is not None  # it has a kernel
     if expressed.draws:
         raise ValueError("it draws random numbers, which backward would have to draw again")
-    given = _given_gradients(flow)
-    wanted = [n for n, ref in enumerate(expressed.inputs) if ref in given]
+    wanted = _wanted(subject)
     if not wanted:
         raise ValueError("none of its inputs requires a gradient")
     inputs = [*zip(kernel.inputs, expressed.region.inputs, strict=True)]
@@ -150,6 +177,18 @@ def _function(text: str) -> Callable[..., Any]:
     scope: dict[str, Any] = {"torch": torch}
     exec(compile(text, "<the group's statements>", "exec"), scope)
     return scope["reference"]
+
+
+def _trains(finding: Finding) -> bool:
+    """Whether a tensor that a group takes requires a gradient."""
+    return bool(_wanted(finding.decision.subject))
+
+
+def _wanted(subject: Subject) -> list[int]:
+    """Numbers of the tensors that a group takes whose gradients are asked for."""
+    assert subject.expressed is not None  # it has a kernel
+    given = _given_gradients(subject.flow)
+    return [n for n, ref in enumerate(subject.expressed.inputs) if ref in given]
 
 
 def _given_gradients(flow: Dataflow) -> set[Ref]:

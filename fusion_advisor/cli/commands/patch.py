@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,6 +74,9 @@ def patch(
             require_file(written)
     tree = tree_for(model, root)
     request = options.request(settings, "kernels", measured=search)
+    request = replace(request, pairs=request.scenario.gradients and not operators)
+    if request.pairs and search:
+        raise UsageError("--search: of kernels without backward alone; leave out --mode train")
     prepare(request, checks=False)
     if update:
         return _update(request, _kernels_beside(file), tree, verbose=options.verbose)
