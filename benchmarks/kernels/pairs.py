@@ -231,7 +231,7 @@ def emitted(case: Trained, device: str, folder: Path) -> Function:
         kernel = emit_group(finding, rules, full_size=False)
         if isinstance(kernel, str):
             raise ValueError(f"{finding.name}: {kernel}")
-        pair = pair_of(finding, kernel, rules)
+        pair = pair_of(finding.decision, kernel, rules)
         if isinstance(pair, str):
             print(f"{case.name}: {finding.name}: no backward: {pair}", flush=True)
         else:

@@ -118,8 +118,8 @@ def analyze(
         if request.pairs:
             from fusion_advisor.workflows.pairs import with_backward  # it imports torch
 
-            findings = {finding.id: finding for finding in found.groups}
-            proofs = with_backward(findings, proofs, children, rulebook)
+            decisions = {finding.id: finding.decision for finding in found.groups}
+            proofs = with_backward(decisions, proofs, children, rulebook)
         if profile:
             found = with_measured(found, _measured(flow, found, profile))
         if searcher:

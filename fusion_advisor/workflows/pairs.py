@@ -21,20 +21,20 @@ from fusion_advisor.codegen.emit import attempt, written
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.codegen.pair import Pair, PassFiles, paired
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.frontend.pairs import Parted, part
+from fusion_advisor.frontend.pairs import part
 from fusion_advisor.fusion.decide import Decision, decide, subject_of
-from fusion_advisor.fusion.findings import Finding
 from fusion_advisor.fusion.gates import Subject
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.report.assemble import Proof
+from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.support.errors import CaptureError
 from fusion_advisor.verify.driver import Provers, holds, verify
 
 
 def with_backward(
-    findings: Mapping[str, Finding],
+    decisions: Mapping[str, Decision],
     proofs: Mapping[str, Proof],
     children: Provers,
     rulebook: Rulebook,
@@ -42,8 +42,8 @@ def with_backward(
     """Proofs of groups, by the names of these, whose kernels' files have the backward, too, where
     it can be written and passes; elsewhere with the reason."""
     found = {
-        name: pair_of(finding, proof.kernel, rulebook)
-        for name, finding in findings.items()
+        name: pair_of(decision, proof.kernel, rulebook)
+        for name, decision in decisions.items()
         if (proof := proofs[name]).kernel and holds(proof.check, proof.compiled)
     }
     pairs = [(name, pair) for name, pair in found.items() if not isinstance(pair, str)]
@@ -60,7 +60,7 @@ def with_backward(
             kernel=pair.kernel,
             check=check,
             compiled=compiled,
-            why="with its backward",
+            why=pair.said,
         )
     reasons = {name: why for name, why in found.items() if isinstance(why, str)}
     plain = {
@@ -70,29 +70,29 @@ def with_backward(
 
 
 def for_training(
-    findings: Mapping[str, Finding],
+    decisions: Mapping[str, Decision],
     proofs: Mapping[str, Proof],
     children: Provers,
     rulebook: Rulebook,
 ) -> tuple[dict[str, Proof], dict[str, str]]:
-    """Proofs of the kernels that run in a training step, by the names of `findings`: files with
+    """Proofs of the kernels that run in a training step, by the names of `decisions`: files with
     their backward, and kernels of groups that no gradient passes through. And for the other groups
     why there is no backward: their statements would run wherever the model trains."""
-    made = with_backward(findings, proofs, children, rulebook)
+    made = with_backward(decisions, proofs, children, rulebook)
     idle = {
         name: made[name].why
-        for name, finding in findings.items()
-        if _trains(finding) and not ((kernel := made[name].kernel) and kernel.gradients)
+        for name, decision in decisions.items()
+        if _wanted(decision.subject) and not ((kernel := made[name].kernel) and kernel.gradients)
     }
     return {name: proof for name, proof in made.items() if name not in idle}, idle
 
 
-def training_kernel(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> Kernel | None:
+def training_kernel(decision: Decision, kernel: Kernel, rulebook: Rulebook) -> Kernel | None:
     """Kernel of a group that runs in a training step, from the `kernel` of the group alone; None
     where there is none."""
-    pair = pair_of(finding, kernel, rulebook)
+    pair = pair_of(decision, kernel, rulebook)
     if isinstance(pair, str):
-        return None if _trains(finding) else kernel
+        return None if _wanted(decision.subject) else kernel
     return pair.kernel
 
 
@@ -110,23 +110,24 @@ overflow: the file as a whole is checked with all."""
 @dataclass(frozen=True)
 class WholePair:
     """File of a group with its backward, and its kernels each as a file of its own, with which its
-    own cases are checked."""
+    own cases are checked. `said` has in words what backward takes."""
 
     kernel: Kernel
     parts: tuple[Kernel, ...]
+    said: str
 
 
-def pair_of(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
+def pair_of(decision: Decision, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
     """File of a group with its backward, from the `kernel` of the group alone; or the reason why
     there is none."""
     try:
-        return _paired(finding, kernel, rulebook)
+        return _paired(decision, kernel, rulebook)
     except (CaptureError, ValueError, RuntimeError) as error:  # the last is autograd's
         return " ".join(str(error).split())
 
 
-def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
-    subject = finding.decision.subject
+def _paired(decision: Decision, kernel: Kernel, rulebook: Rulebook) -> WholePair:
+    subject = decision.subject
     flow, expressed = subject.flow, subject.expressed
     assert expressed is not None  # it has a kernel
     if expressed.draws:
@@ -158,18 +159,18 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
         parted.origins,
         parted.gradients,
     )
-    file = written(flow, finding.decision, kernel.name, rulebook)
-    made = paired(kernel, file, pair, _note(pair, parted), rulebook)
-    return WholePair(made, tuple(parts))
-
-
-def _note(pair: Pair, parted: Parted) -> str:
-    """Line of the file that says what its backward takes."""
-    launches = sum(len(file.kernels) for file in pair.backward.files)
-    return (
-        f"Trains: backward is {launches} launch{'es' * (launches != 1)}; {parted.kept_bytes} B are"
-        f" alive for it, in eager {parted.eager_bytes} B."
+    file = written(flow, decision, kernel.name, rulebook)
+    count = sum(len(file.kernels) for file in pair.backward.files)
+    launches = f"{count} launch{'es' * (count != 1)}"
+    note = (
+        f"Trains: backward is {launches}; {parted.kept_bytes} B are alive for it, in eager "
+        f"{parted.eager_bytes} B."
     )
+    said = (
+        f"with its backward in {launches}, for which {wording.size(parted.kept_bytes)} are kept "
+        f"instead of {wording.size(parted.eager_bytes)}"
+    )
+    return WholePair(paired(kernel, file, pair, note, rulebook), tuple(parts), said)
 
 
 def _function(text: str) -> Callable[..., Any]:
@@ -177,11 +178,6 @@ def _function(text: str) -> Callable[..., Any]:
     scope: dict[str, Any] = {"torch": torch}
     exec(compile(text, "<the group's statements>", "exec"), scope)
     return scope["reference"]
-
-
-def _trains(finding: Finding) -> bool:
-    """Whether a tensor that a group takes requires a gradient."""
-    return bool(_wanted(finding.decision.subject))
 
 
 def _wanted(subject: Subject) -> list[int]:

@@ -85,6 +85,9 @@ class Patched:
     new_ran: str = ""
     searches: Mapping[str, SearchResult] = field(default_factory=dict[str, SearchResult])
     """Results of searches, by the kernel's name."""
+    backward: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Cost of the backward of a kernel, in words, by the kernel's name; none of a kernel without
+    one."""
     rewrites: tuple[Rewrite, ...] = ()
     """Places of the source that mean the same written otherwise, which no patch does: its proof
     holds a model to the launches that it had."""
@@ -224,6 +227,7 @@ def patch_model(
         stamps: dict[str, Stamp] = {}
         searches: dict[str, SearchResult] = {}
         idle: dict[str, str] = {}
+        trained: dict[str, str] = {}
         if operators:
             proven, only_dtype = _proven_operators(found, kernels, children)
         else:
@@ -232,8 +236,9 @@ def patch_model(
             if request.pairs:
                 from fusion_advisor.workflows.pairs import for_training  # it imports torch
 
-                named = {each.name: each for each in general if each.name in proofs}
-                proofs, idle = for_training(named, proofs, children, rulebook)
+                decisions = {f.name: f.decision for f in general if f.name in proofs}
+                proofs, idle = for_training(decisions, proofs, children, rulebook)
+                trained = {n: p.why for n, p in proofs.items() if p.kernel and p.kernel.gradients}
             if searcher:
                 listener.stage("search")
                 new = [f for f in general if f.name in proofs.keys() - kernels_of(standing).keys()]
@@ -297,7 +302,8 @@ def patch_model(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
-        folder.name if standing else "", ran, new_ran, searches, flow.annotated.graph.rewrites,
+        folder.name if standing else "", ran, new_ran, searches, trained,
+        flow.annotated.graph.rewrites,
     )  # fmt: skip
 
 
@@ -551,7 +557,7 @@ def _written(
         return kernel
     from fusion_advisor.workflows.pairs import training_kernel  # it imports torch
 
-    return training_kernel(general, kernel, rulebook)
+    return training_kernel(general.decision, kernel, rulebook)
 
 
 def _worthwhile(

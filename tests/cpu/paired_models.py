@@ -164,7 +164,7 @@ def pairs_of(
     for finding in fuse(flow, RULES).groups:
         kernel = emit_group(finding, RULES, full_size=False)
         assert not isinstance(kernel, str), kernel
-        found.append(pair_of(finding, kernel, RULES))
+        found.append(pair_of(finding.decision, kernel, RULES))
     return found
 
 

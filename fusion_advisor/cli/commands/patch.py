@@ -103,10 +103,12 @@ def _written(
 
     for put in made.patch.puts:
         places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
+        backward = made.backward.get(put.kernel)
         tell(
             f"{put.finding.id} {put.finding.computes}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
             f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
+            + (f", in forward alone; {backward}" if backward else "")
         )
         for line in searched_lines(made.searches.get(put.finding.name)):
             tell(line)
