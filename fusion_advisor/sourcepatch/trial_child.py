@@ -209,13 +209,14 @@ def _results(
 def _gradients(
     module: torch.nn.Module, given: _Given, results: Sequence[torch.Tensor], seed: int
 ) -> list[torch.Tensor]:
-    """Gradients of parameters and inputs, from random gradients of all results: numbers of eight
-    bits, which are the same in every dtype."""
+    """Gradients of parameters and inputs, from random gradients of all results: odd eighths, which
+    are the same in every dtype, and never 0."""
     roots = [each for each in results if each.requires_grad]
     if not roots:
         raise ValueError("no result depends on a tensor that requires a gradient")
     drawn = torch.Generator().manual_seed(seed)
-    arriving = [torch.randn(x.shape, generator=drawn).bfloat16().to(x) for x in roots]
+    eighths = (torch.randint(-8, 8, x.shape, generator=drawn) * 2 + 1 for x in roots)
+    arriving = [numbers.to(x) / 8 for numbers, x in zip(eighths, roots, strict=True)]
     module.zero_grad()
     torch.autograd.backward(roots, arriving)
     leaves = [leaf for _, leaf in _trained(module, given)]
