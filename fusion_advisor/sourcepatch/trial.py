@@ -66,7 +66,7 @@ class Runs:
     taken: bool = True
     """Whether the model takes any of the other sizes, those of rows alone included."""
     gradients: bool = False
-    """Whether each run is made again with a backward pass behind it."""
+    """Whether each run is made again with a backward pass behind it, for as many seconds more."""
 
     def job(
         self,
@@ -123,7 +123,7 @@ def _run(
     """The patched model beside the original on numbers, at the first sizes that both serve."""
     if runs.too_large:
         return {}, f"not run: {runs.too_large}"
-    deadline = time.monotonic() + runs.seconds
+    deadline = time.monotonic() + runs.seconds * (1 + runs.gradients)
     why = ""
     with (
         Worker("fusion_advisor.sourcepatch.trial_child") as original,
