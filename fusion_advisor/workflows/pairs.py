@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations, islice
 from math import inf
 from typing import Any
@@ -23,7 +23,7 @@ from fusion_advisor.codegen.pair import Pair, PassFiles, paired
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.pairs import part
 from fusion_advisor.fusion.decide import Decision, decide, subject_of
-from fusion_advisor.fusion.gates import Subject
+from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.report.assemble import Proof
@@ -33,8 +33,28 @@ from fusion_advisor.support.errors import CaptureError
 from fusion_advisor.verify.driver import Provers, holds, verify
 
 
+@dataclass(frozen=True)
+class Occurrences:
+    """Decision on a group, and the launches of each of its occurrences, which one file serves."""
+
+    decision: Decision
+    launches: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def wanted(self) -> list[int]:
+        """Numbers of the tensors that the group takes whose gradients some occurrence asks for: the
+        first layer's may require none, and the others' do."""
+        flow = self.decision.subject.flow
+        given = _given_gradients(flow)
+        found: set[int] = set()
+        for each in (self.decision.subject.launches, *self.launches):
+            inputs = lower_region(flow, boundary(flow, filter(flow.launches, each))).inputs
+            found |= {n for n, ref in enumerate(inputs) if ref in given}
+        return sorted(found)
+
+
 def with_backward(
-    decisions: Mapping[str, Decision],
+    groups: Mapping[str, Occurrences],
     proofs: Mapping[str, Proof],
     children: Provers,
     rulebook: Rulebook,
@@ -42,8 +62,8 @@ def with_backward(
     """Proofs of groups, by the names of these, whose kernels' files have the backward, too, where
     it can be written and passes; elsewhere with the reason."""
     found = {
-        name: pair_of(decision, proof.kernel, rulebook)
-        for name, decision in decisions.items()
+        name: pair_of(group, proof.kernel, rulebook)
+        for name, group in groups.items()
         if (proof := proofs[name]).kernel and holds(proof.check, proof.compiled)
     }
     pairs = [(name, pair) for name, pair in found.items() if not isinstance(pair, str)]
@@ -70,29 +90,29 @@ def with_backward(
 
 
 def for_training(
-    decisions: Mapping[str, Decision],
+    groups: Mapping[str, Occurrences],
     proofs: Mapping[str, Proof],
     children: Provers,
     rulebook: Rulebook,
 ) -> tuple[dict[str, Proof], dict[str, str]]:
-    """Proofs of the kernels that run in a training step, by the names of `decisions`: files with
+    """Proofs of the kernels that run in a training step, by the names of `groups`: files with
     their backward, and kernels of groups that no gradient passes through. And for the other groups
     why there is no backward: their statements would run wherever the model trains."""
-    made = with_backward(decisions, proofs, children, rulebook)
+    made = with_backward(groups, proofs, children, rulebook)
     idle = {
         name: made[name].why
-        for name, decision in decisions.items()
-        if _wanted(decision.subject) and not ((kernel := made[name].kernel) and kernel.gradients)
+        for name, group in groups.items()
+        if group.wanted and not ((kernel := made[name].kernel) and kernel.gradients)
     }
     return {name: proof for name, proof in made.items() if name not in idle}, idle
 
 
-def training_kernel(decision: Decision, kernel: Kernel, rulebook: Rulebook) -> Kernel | None:
+def training_kernel(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> Kernel | None:
     """Kernel of a group that runs in a training step, from the `kernel` of the group alone; None
     where there is none."""
-    pair = pair_of(decision, kernel, rulebook)
+    pair = pair_of(group, kernel, rulebook)
     if isinstance(pair, str):
-        return None if _wanted(decision.subject) else kernel
+        return None if group.wanted else kernel
     return pair.kernel
 
 
@@ -117,22 +137,22 @@ class WholePair:
     said: str
 
 
-def pair_of(decision: Decision, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
+def pair_of(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
     """File of a group with its backward, from the `kernel` of the group alone; or the reason why
     there is none."""
     try:
-        return _paired(decision, kernel, rulebook)
+        return _paired(group, kernel, rulebook)
     except (CaptureError, ValueError, RuntimeError) as error:  # the last is autograd's
         return " ".join(str(error).split())
 
 
-def _paired(decision: Decision, kernel: Kernel, rulebook: Rulebook) -> WholePair:
-    subject = decision.subject
+def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair:
+    decision, subject = group.decision, group.decision.subject
     flow, expressed = subject.flow, subject.expressed
     assert expressed is not None  # it has a kernel
     if expressed.draws:
         raise ValueError("it draws random numbers, which backward would have to draw again")
-    wanted = _wanted(subject)
+    wanted = group.wanted
     if not wanted:
         raise ValueError("none of its inputs requires a gradient")
     inputs = [*zip(kernel.inputs, expressed.region.inputs, strict=True)]
@@ -178,13 +198,6 @@ def _function(text: str) -> Callable[..., Any]:
     scope: dict[str, Any] = {"torch": torch}
     exec(compile(text, "<the group's statements>", "exec"), scope)
     return scope["reference"]
-
-
-def _wanted(subject: Subject) -> list[int]:
-    """Numbers of the tensors that a group takes whose gradients are asked for."""
-    assert subject.expressed is not None  # it has a kernel
-    given = _given_gradients(subject.flow)
-    return [n for n, ref in enumerate(subject.expressed.inputs) if ref in given]
 
 
 def _given_gradients(flow: Dataflow) -> set[Ref]:

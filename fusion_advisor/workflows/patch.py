@@ -234,10 +234,11 @@ def patch_model(
             checks = passing_kernels(kernels, children)
             proofs = {name: Proof(kernels[name], check=check) for name, check in checks.items()}
             if request.pairs:
-                from fusion_advisor.workflows.pairs import for_training  # it imports torch
+                from fusion_advisor.workflows.pairs import Occurrences, for_training  # torch, too
 
-                decisions = {f.name: f.decision for f in general if f.name in proofs}
-                proofs, idle = for_training(decisions, proofs, children, rulebook)
+                groups = {f.name: Occurrences(f.decision, f.instances) for f in general}
+                groups = {name: group for name, group in groups.items() if name in proofs}
+                proofs, idle = for_training(groups, proofs, children, rulebook)
                 trained = {n: p.why for n, p in proofs.items() if p.kernel and p.kernel.gradients}
             if searcher:
                 listener.stage("search")
@@ -555,9 +556,10 @@ def _written(
         return None
     if not request.pairs:
         return kernel
-    from fusion_advisor.workflows.pairs import training_kernel  # it imports torch
+    from fusion_advisor.workflows.pairs import Occurrences, training_kernel  # torch, too
 
-    return training_kernel(general.decision, kernel, rulebook)
+    group = Occurrences(general.decision, general.instances)
+    return training_kernel(group, kernel, rulebook)
 
 
 def _worthwhile(

@@ -138,10 +138,13 @@ def update_kernels(
         left |= dict.fromkeys(made.keys() - checks.keys(), "the new kernel is not proven")
         proofs = {name: Proof(made[name], check=check) for name, check in checks.items()}
         if request.pairs:
-            from fusion_advisor.workflows.pairs import for_training  # it imports torch
+            from fusion_advisor.workflows.pairs import Occurrences, for_training  # torch, too
 
-            passed = {name: decisions[name] for name in proofs}
-            proofs, idle = for_training(passed, proofs, children, rulebook)
+            groups = {
+                name: Occurrences(decisions[name], calls.runs(folder / f"{name}.py"))
+                for name in proofs
+            }
+            proofs, idle = for_training(groups, proofs, children, rulebook)
             left |= idle
         new = {name: (p.kernel, p.check) for name, p in proofs.items() if p.kernel}
         patch = Patch()
@@ -199,13 +202,20 @@ class _Calls:
             if run is not None and flow.launches(number):
                 self._launches.setdefault(run, []).append(number)
 
+    def runs(self, file: Path) -> tuple[tuple[int, ...], ...]:
+        """Launches of each call of a kernel."""
+        return tuple(map(tuple, self._runs(file).values()))
+
+    def _runs(self, file: Path) -> dict[int, list[int]]:
+        activations = self._trail.activations
+        return {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
+
     def decision(
         self, file: Path, text: str, decided: Callable[[Iterable[int]], Decision]
     ) -> Decision:
         """Decision of these rules on the launches behind a kernel, the same at all of its calls.
         Raises NotPlaced where the rules do not fuse them as the kernel does."""
-        activations = self._trail.activations
-        runs = {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
+        runs = self._runs(file)
         if not runs:
             raise NotPlaced("the model does not call it as it was run")
         every = {run: decided(launches) for run, launches in runs.items()}

@@ -308,3 +308,44 @@ def test_the_command_says_what_it_placed(tmp_path: Path) -> None:
     searched = command(*given, "--search", "--out", "x.patch", cwd=tmp_path)
     assert searched.returncode == 2
     assert "--search" in searched.stderr
+
+
+FROZEN = f"""{HEAD}
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2.0, 256))
+
+    def forward(self, x):
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * h
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(100, 256)
+        self.given = nn.Linear(256, 256)
+        for each in (*self.words.parameters(), *self.given.parameters()):
+            each.requires_grad_(False)
+        self.first, self.second, self.lin = Norm(), Norm(), nn.Linear(256, 256)
+        self.second.weight.requires_grad_(False)
+
+    def forward(self, ids):
+        return self.second(self.lin(self.first(self.given(self.words(ids)))))
+
+
+def get_inputs():
+    return [torch.randint(0, 100, (4096,))]
+"""
+
+
+def test_one_kernel_has_the_gradients_that_any_of_its_calls_asks_for(tmp_path: Path) -> None:
+    """What the first call takes requires no gradient, and the weight of the second is frozen."""
+    case = Case(tmp_path, made(tmp_path, FROZEN))
+    (text,) = kernels(case.patch).values()
+    assert re.search(r'gradients=\("\w+", "\w+"\)', text)
+    wrong, ran = case.ran()
+    assert wrong == {}
+    assert ran.startswith("run at 1 and 3 with 1 seeds, without and with a backward pass, ")
