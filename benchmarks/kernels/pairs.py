@@ -216,7 +216,7 @@ def emitted(case: Trained, device: str, folder: Path) -> Function:
     from fusion_advisor.fusion.findings import fuse
     from fusion_advisor.ir.scenario import Scenario
     from fusion_advisor.workflows.analyze import emit_group
-    from fusion_advisor.workflows.pairs import pair_of
+    from fusion_advisor.workflows.pairs import Occurrences, pair_of
 
     rules = load_rulebook()
     module = torch.nn.Module()
@@ -231,7 +231,7 @@ def emitted(case: Trained, device: str, folder: Path) -> Function:
         kernel = emit_group(finding, rules, full_size=False)
         if isinstance(kernel, str):
             raise ValueError(f"{finding.name}: {kernel}")
-        pair = pair_of(finding, kernel, rules)
+        pair = pair_of(Occurrences(finding.decision, finding.instances), kernel, rules)
         if isinstance(pair, str):
             print(f"{case.name}: {finding.name}: no backward: {pair}", flush=True)
         else:

@@ -94,6 +94,14 @@ class Pair:
         return [*found]
 
 
+_TRAINED = f"@{HOST}.trained("
+
+
+def has_backward(text: str) -> bool:
+    """Whether a kernel's file has its backward, too."""
+    return _TRAINED in text
+
+
 def paired(kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Rulebook) -> Kernel:
     """File of a group with its backward, from the `kernel` and `file` of the group alone. The
     `note` stands in the docstring. Raises ValueError for a tensor that no kernel makes."""
@@ -147,7 +155,7 @@ def _forward(pair: Pair, kernel: Kernel) -> str:
     ]
     return "\n".join(
         [
-            f"@{HOST}.trained(backward, reference, gradients={of}, results={count})",
+            f"{_TRAINED}backward, reference, gradients={of}, results={count})",
             f"def {kernel.name}({', '.join(inputs)}):",
             '    """Results, and what backward reads."""',
             *(f"    {line}" for line in lines),

@@ -53,7 +53,9 @@ def own_kernels(model: torch.nn.Module, besides: str | None = None) -> Generator
             stack.enter_context(patch)
             _asked_always(module, stack)
         for launcher in _beside(model):
-            stack.enter_context(mock.patch.object(launcher, "operator", None))
+            # one that trains is made of two functions: that behind its operator is the eager one
+            eager = inspect.getclosurevars(launcher).nonlocals.get("call")
+            stack.enter_context(mock.patch.object(launcher, "operator", eager))
         yield
 
 
@@ -68,10 +70,11 @@ def references() -> Generator[None, None, None]:
 
 
 def _asked_always(module: ModuleType, stack: ExitStack) -> None:
-    """Let launchers of a host serve nothing, and look nothing up."""
+    """Let launchers of a host serve nothing, look nothing up, and be no operators."""
     stack.enter_context(mock.patch.object(module, "serves", _never))
     if "plan_of" in vars(module):  # earlier versions wrote none
         stack.enter_context(mock.patch.object(module, "plan_of", _no_plan))
+        stack.enter_context(mock.patch.object(module, "TRACED", ()))
 
 
 def _never(*_: Any) -> str:

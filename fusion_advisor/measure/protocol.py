@@ -250,6 +250,8 @@ class RunJob:
     """Elements of the largest sum behind a result."""
     further: int = 0
     """Limit on further draws of eager alone, where one draw has too few elements."""
+    gradients: bool = False
+    """Whether a backward pass follows, whose gradients are held as results are."""
 
 
 @dataclass(frozen=True)

@@ -404,7 +404,7 @@ def patch(
                 chosen.setdefault(place, []).extend(each)
             once = tuple(dict.fromkeys(edit for each in made.edits.values() for edit in each))
             for edit in once:
-                note = _comment(finding, placement.operators)
+                note = _comment(finding, kernels[finding.name], placement.operators)
                 noted.setdefault(edit.file, []).append((edit, note))
             choices += [made.choice] if made.choice else []
             for each in [*waiting.values()]:
@@ -594,7 +594,7 @@ def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
     return any(a.holds(b) or b.holds(a) for a in spans for b in others)
 
 
-def _comment(finding: Finding, operator: bool) -> str:
+def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:
     """The comment above a call in the source."""
     decision = finding.decision
     saved = decision.unfused_bytes - decision.fused_bytes
@@ -603,8 +603,9 @@ def _comment(finding: Finding, operator: bool) -> str:
         less = f"{wording.size(saved)} less through HBM"
         return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
     kernels = wording.in_place_of(launches, launches - finding.launches_saved)
+    backward = ", with its backward" if kernel.gradients else ""
     return (
-        f"fusion-advisor: {finding.pattern}, {kernels}: "
+        f"fusion-advisor: {finding.pattern}, {kernels}{backward}: "
         f"{wording.size(saved)} less through HBM, {wording.time(finding.saved_us)} predicted"
     )
 

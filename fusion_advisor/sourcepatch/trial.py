@@ -65,6 +65,8 @@ class Runs:
     """Elements of the largest sum in a kernel."""
     taken: bool = True
     """Whether the model takes any of the other sizes, those of rows alone included."""
+    gradients: bool = False
+    """Whether each run is made again with a backward pass behind it, for as many seconds more."""
 
     def job(
         self,
@@ -76,6 +78,7 @@ class Runs:
         cast: str = "",
         at: Sizes = _AS_ASKED,
         further: int = 0,
+        gradients: bool = False,
     ) -> RunJob:
         """For the original, or with a copy of the tree and where the kernels are in it for the
         model that was edited there."""
@@ -83,7 +86,7 @@ class Runs:
         return RunJob(
             model, folder, sizes, self.seeds, self.criterion,
             asked.mode, asked.dtype, asked.autocast, moved, kernels, cast, at,
-            self.summed, further,
+            self.summed, further, gradients,
         )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ def _run(
     """The patched model beside the original on numbers, at the first sizes that both serve."""
     if runs.too_large:
         return {}, f"not run: {runs.too_large}"
-    deadline = time.monotonic() + runs.seconds
+    deadline = time.monotonic() + runs.seconds * (1 + runs.gradients)
     why = ""
     with (
         Worker("fusion_advisor.sourcepatch.trial_child") as original,
@@ -128,17 +131,15 @@ def _run(
         tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder,
     ):
 
-        def ran(sizes: _Sizes, cast: str = "", at: Sizes = _AS_ASKED) -> RunResult:
+        def passed(sizes: _Sizes, cast: str, at: Sizes, gradients: bool) -> RunResult:
             """The patched model, or the original where that does not run; with further draws where
             one has too few elements. Raises WorkerError."""
             found = RunResult("")
             for further in _DRAWS:
+                rest = cast, at, further, gradients
                 jobs = (
-                    (original, runs.job(model, folder, sizes, None, "", cast, at, further)),
-                    (
-                        edited,
-                        runs.job(patched, folder, sizes, moved, str(kernels), cast, at, further),
-                    ),
+                    (original, runs.job(model, folder, sizes, None, "", *rest)),
+                    (edited, runs.job(patched, folder, sizes, moved, str(kernels), *rest)),
                 )
                 for worker, job in jobs:
                     left = max(deadline - time.monotonic(), 1.0)
@@ -149,6 +150,16 @@ def _run(
                     break
             unfit, wrong = (s.replace(f"{moved[1]}/", "") for s in (found.unfit, found.wrong))
             return replace(found, unfit=unfit, wrong=wrong)
+
+        def ran(sizes: _Sizes, cast: str = "", at: Sizes = _AS_ASKED) -> RunResult:
+            """Both passes, if gradients are asked for; else the forward pass alone."""
+            forward = passed(sizes, cast, at, False)
+            if not runs.gradients or forward.unfit or forward.wrong:
+                return forward
+            both = passed(sizes, cast, at, True)
+            unfit, wrong = (s and f"with gradients: {s}" for s in (both.unfit, both.wrong))
+            launches = forward.launches + both.launches
+            return replace(both, unfit=unfit, wrong=wrong, launches=launches)
 
         for sizes in runs.sizes:
             try:
@@ -169,7 +180,8 @@ def _run(
                 wrong, also = {**wrong, **elsewhere}, also + at_others
                 by = f", {first.launches} launches of kernels on Triton's interpreter"
                 launches = by if runs.package else ""
-                said = f"run at {at} with {runs.seeds} seeds{launches}{also}"
+                passes = ", without and with a backward pass" if runs.gradients else ""
+                said = f"run at {at} with {runs.seeds} seeds{passes}{launches}{also}"
                 return wrong, "" if wrong else said
     return {}, f"not run: {why}"
 

@@ -3,9 +3,11 @@
 A request is a `RunJob`, a reply is a `RunResult`. The original draws its inputs, and leaves its
 weights and for each run inputs, results and those of a float64 run in a folder; the patched model
 takes the weights and inputs from there, and its results are held to both. Both begin every job with
-those weights. Kernels run through Triton's interpreter, with a GPU there as without one: a patch is
-the same on every machine. They may not fall back, but where the model and its inputs are cast to
-another dtype than they were asked for in, or have other sizes.
+those weights. A job may ask for gradients: a backward pass from all results then follows, and the
+gradients of parameters and inputs are held as results are. Kernels run through Triton's
+interpreter, with a GPU there as without one: a patch is the same on every machine. They may not
+fall back, but where the model and its inputs are cast to another dtype than they were asked for in,
+or have other sizes.
 """
 # A model file is somebody's code: everything that comes out of it is Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -15,9 +17,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -103,10 +106,10 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
             torch.manual_seed(seed)
             with defaults(_scenario(job)), _on(device), _marked():
                 given = _sized(resized(model.draw(), job.at), size, device)
-            given = _in_dtype(given, job.cast or job.dtype)
+            given = _leaves(_in_dtype(given, job.cast or job.dtype))
             return given, truth_of(
-                partial(_results, job, module, given, device),
-                partial(_results, job, wide, _in_dtype(given, "float64"), device, wide=True),
+                partial(_results, job, module, given, seed, device),
+                partial(_results, job, wide, _in_dtype(given, "float64"), seed, device, wide=True),
             )
 
         for number, (size, seed) in enumerate(_runs(job)):
@@ -132,9 +135,10 @@ def _patched(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
             for number, (_, seed) in enumerate(_runs(job)):
                 kept = folder / f"{job.cast}{number}.pt"
                 given, known, further = torch.load(kept, weights_only=False)
-                torch.manual_seed(seed)
-                found = _results(job, module, given, device)
-                compare(found, known, job.criterion, job.summed, further)
+                found = _results(job, module, given, seed, device)
+                names = [name for name, _ in _trained(module, given)] if job.gradients else []
+                with _naming(names, len(found)):
+                    compare(found, known, job.criterion, job.summed, further)
         except KernelFault as fault:
             return RunResult(place, wrong=str(fault), few=isinstance(fault, TooFew))
         except Exception as error:  # noqa: BLE001 the user's code, edited
@@ -174,18 +178,95 @@ def _runs(job: RunJob) -> list[tuple[tuple[int, int], int]]:
 
 
 def _results(
-    job: RunJob, module: torch.nn.Module, given: _Given, device: str, *, wide: bool = False
+    job: RunJob,
+    module: torch.nn.Module,
+    given: _Given,
+    seed: int,
+    device: str,
+    *,
+    wide: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors that a forward pass returns."""
-    args, kwargs = copy.deepcopy(given)
+    """The tensors that a forward pass returns; with the gradients that a backward pass leaves where
+    they are asked for: one without elements where it leaves none."""
+    given = copy.deepcopy(given)
     dtype = getattr(torch, job.autocast) if job.autocast and not wide else None
+    torch.manual_seed(seed)
     with (
-        torch.no_grad(), _on(device), defaults(Scenario(dtype="float64" if wide else job.dtype)),
-        torch.autocast(device, dtype=dtype, enabled=dtype is not None),
+        torch.set_grad_enabled(job.gradients), _on(device),
+        defaults(Scenario(dtype="float64" if wide else job.dtype)),
         Float64Mode() if wide else nullcontext(),
     ):  # fmt: skip
-        result = module(*args, **kwargs)
-    return tuple(each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
+        # a leaf that requires a gradient may not be written in place, what is computed may
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, given)
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            result = module(*args, **kwargs)
+        results = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if not job.gradients:
+            return tuple(results)
+        return (*(x.detach() for x in results), *_gradients(module, given, results, seed))
+
+
+def _gradients(
+    module: torch.nn.Module, given: _Given, results: Sequence[torch.Tensor], seed: int
+) -> list[torch.Tensor]:
+    """Gradients of parameters and inputs, from random gradients of all results: odd eighths, which
+    are the same in every dtype, and never 0."""
+    roots = [each for each in results if each.requires_grad]
+    if not roots:
+        raise ValueError("no result depends on a tensor that requires a gradient")
+    drawn = torch.Generator().manual_seed(seed)
+    eighths = (torch.randint(-8, 8, x.shape, generator=drawn) * 2 + 1 for x in roots)
+    arriving = [numbers.to(x) / 8 for numbers, x in zip(eighths, roots, strict=True)]
+    module.zero_grad()
+    torch.autograd.backward(roots, arriving)
+    leaves = [leaf for _, leaf in _trained(module, given)]
+    return [x.new_empty(0) if x.grad is None else x.grad.clone() for x in leaves]
+
+
+def _trained(module: torch.nn.Module, given: _Given) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and inputs that require a gradient, by what to call them."""
+    inputs = pytree.tree_flatten_with_path(given)[0]
+    named = [
+        *module.named_parameters(),
+        *((f"input {_key(path)}", x) for path, x in inputs if isinstance(x, torch.Tensor)),
+    ]
+    return [(name, each) for name, each in named if each.requires_grad]
+
+
+def _key(path: Sequence[Any]) -> str:
+    """The place of an input among the arguments: behind the first key, which tells how it is
+    passed."""
+    return pytree.keystr(tuple(path[1:])).strip("[]'")
+
+
+@contextmanager
+def _naming(names: Sequence[str], count: int) -> Generator[None]:
+    """Let faults of the last of `count` outputs, which are gradients, name what they are of."""
+    try:
+        yield
+    except KernelFault as fault:
+        first = count - len(names)
+
+        def name(found: re.Match[str]) -> str:
+            number = int(found[1]) - first
+            return f"gradient of {names[number]}" if number >= 0 else found[0]
+
+        raise type(fault)(re.sub(r"^output (\d+)", name, str(fault))) from fault
+
+
+def _leaves(given: _Given) -> _Given:
+    """Inputs that require a gradient where they say so; where none does, all floats."""
+    floats = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor) and _floats(x)]
+    said = any(x.requires_grad for x in floats)
+    return pytree.tree_map_only(
+        torch.Tensor,
+        lambda x: x.detach().requires_grad_(_floats(x) and (x.requires_grad or not said)),
+        given,
+    )
+
+
+def _floats(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and value.element_size() > 1
 
 
 def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
@@ -232,7 +313,9 @@ def _in_dtype(given: _Given, dtype: str | None) -> _Given:
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(getattr(torch, dtype)) if floating and dtype else value
+        if not (floating and dtype):
+            return value
+        return value.detach().to(getattr(torch, dtype)).requires_grad_(value.requires_grad)
 
     return pytree.tree_map(cast, given)
 

@@ -116,9 +116,10 @@ def analyze(
         registers = {name: p.compiled.registers for name, p in proofs.items() if p.compiled}
         found = with_registers(found, registers)
         if request.pairs:
-            from fusion_advisor.workflows.pairs import with_backward  # it imports torch
+            from fusion_advisor.workflows.pairs import Occurrences, with_backward  # torch, too
 
-            proofs = with_backward(found.groups, proofs, children, rulebook)
+            groups = {f.id: Occurrences(f.decision, f.instances) for f in found.groups}
+            proofs = with_backward(groups, proofs, children, rulebook)
         if profile:
             found = with_measured(found, _measured(flow, found, profile))
         if searcher:

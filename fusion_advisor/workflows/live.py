@@ -230,7 +230,7 @@ def patch(
     request = Request(
         model, Scenario(mode=one_of("mode", mode, "eval", "train")), device=device,
         rules=tuple(map(Path, rules)),
-        verify=verify, compile=compile, folder="kernels",
+        verify=verify, compile=compile, folder="kernels", pairs=mode == "train" and not operators,
     )  # fmt: skip
     made = patch_model(
         request, tree_for(model, root), diff=not model_new, model_new=model_new,

@@ -8,9 +8,9 @@ eager statements where a gradient is required.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations, islice
 from math import inf
 from typing import Any
@@ -21,29 +21,50 @@ from fusion_advisor.codegen.emit import attempt, written
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.codegen.pair import Pair, PassFiles, paired
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.frontend.pairs import Parted, part
+from fusion_advisor.frontend.pairs import part
 from fusion_advisor.fusion.decide import Decision, decide, subject_of
-from fusion_advisor.fusion.findings import Finding
+from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.report.assemble import Proof
+from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.support.errors import CaptureError
 from fusion_advisor.verify.driver import Provers, holds, verify
 
 
+@dataclass(frozen=True)
+class Occurrences:
+    """Decision on a group, and the launches of each of its occurrences, which one file serves."""
+
+    decision: Decision
+    launches: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def wanted(self) -> list[int]:
+        """Numbers of the tensors that the group takes whose gradients some occurrence asks for: the
+        first layer's may require none, and the others' do."""
+        flow = self.decision.subject.flow
+        given = _given_gradients(flow)
+        found: set[int] = set()
+        for each in (self.decision.subject.launches, *self.launches):
+            inputs = lower_region(flow, boundary(flow, filter(flow.launches, each))).inputs
+            found |= {n for n, ref in enumerate(inputs) if ref in given}
+        return sorted(found)
+
+
 def with_backward(
-    findings: Iterable[Finding],
+    groups: Mapping[str, Occurrences],
     proofs: Mapping[str, Proof],
     children: Provers,
     rulebook: Rulebook,
 ) -> dict[str, Proof]:
-    """Proofs of groups, by their ids, whose kernels' files have the backward, too, where it can be
-    written and passes; elsewhere with the reason."""
+    """Proofs of groups, by the names of these, whose kernels' files have the backward, too, where
+    it can be written and passes; elsewhere with the reason."""
     found = {
-        finding.id: pair_of(finding, proof.kernel, rulebook)
-        for finding in findings
-        if (proof := proofs[finding.id]).kernel and holds(proof.check, proof.compiled)
+        name: pair_of(group, proof.kernel, rulebook)
+        for name, group in groups.items()
+        if (proof := proofs[name]).kernel and holds(proof.check, proof.compiled)
     }
     pairs = [(name, pair) for name, pair in found.items() if not isinstance(pair, str)]
     whole = verify([pair.kernel for _, pair in pairs], children)
@@ -59,13 +80,40 @@ def with_backward(
             kernel=pair.kernel,
             check=check,
             compiled=compiled,
-            why="with its backward",
+            why=pair.said,
         )
     reasons = {name: why for name, why in found.items() if isinstance(why, str)}
     plain = {
         name: replace(proofs[name], why=f"no backward: {why}") for name, why in reasons.items()
     }
     return {**proofs, **made, **plain}
+
+
+def for_training(
+    groups: Mapping[str, Occurrences],
+    proofs: Mapping[str, Proof],
+    children: Provers,
+    rulebook: Rulebook,
+) -> tuple[dict[str, Proof], dict[str, str]]:
+    """Proofs of the kernels that run in a training step, by the names of `groups`: files with
+    their backward, and kernels of groups that no gradient passes through. And for the other groups
+    why there is no backward: their statements would run wherever the model trains."""
+    made = with_backward(groups, proofs, children, rulebook)
+    idle = {
+        name: made[name].why
+        for name, group in groups.items()
+        if group.wanted and not ((kernel := made[name].kernel) and kernel.gradients)
+    }
+    return {name: proof for name, proof in made.items() if name not in idle}, idle
+
+
+def training_kernel(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> Kernel | None:
+    """Kernel of a group that runs in a training step, from the `kernel` of the group alone; None
+    where there is none."""
+    pair = pair_of(group, kernel, rulebook)
+    if isinstance(pair, str):
+        return None if group.wanted else kernel
+    return pair.kernel
 
 
 def _fault(check: Check | None, compiled: Compiled | None) -> str:
@@ -82,29 +130,29 @@ overflow: the file as a whole is checked with all."""
 @dataclass(frozen=True)
 class WholePair:
     """File of a group with its backward, and its kernels each as a file of its own, with which its
-    own cases are checked."""
+    own cases are checked. `said` has in words what backward takes."""
 
     kernel: Kernel
     parts: tuple[Kernel, ...]
+    said: str
 
 
-def pair_of(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
+def pair_of(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair | str:
     """File of a group with its backward, from the `kernel` of the group alone; or the reason why
     there is none."""
     try:
-        return _paired(finding, kernel, rulebook)
+        return _paired(group, kernel, rulebook)
     except (CaptureError, ValueError, RuntimeError) as error:  # the last is autograd's
         return " ".join(str(error).split())
 
 
-def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
-    subject = finding.decision.subject
+def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair:
+    decision, subject = group.decision, group.decision.subject
     flow, expressed = subject.flow, subject.expressed
     assert expressed is not None  # it has a kernel
     if expressed.draws:
         raise ValueError("it draws random numbers, which backward would have to draw again")
-    given = _given_gradients(flow)
-    wanted = [n for n, ref in enumerate(expressed.inputs) if ref in given]
+    wanted = group.wanted
     if not wanted:
         raise ValueError("none of its inputs requires a gradient")
     inputs = [*zip(kernel.inputs, expressed.region.inputs, strict=True)]
@@ -131,18 +179,18 @@ def _paired(finding: Finding, kernel: Kernel, rulebook: Rulebook) -> WholePair:
         parted.origins,
         parted.gradients,
     )
-    file = written(flow, finding.decision, kernel.name, rulebook)
-    made = paired(kernel, file, pair, _note(pair, parted), rulebook)
-    return WholePair(made, tuple(parts))
-
-
-def _note(pair: Pair, parted: Parted) -> str:
-    """Line of the file that says what its backward takes."""
-    launches = sum(len(file.kernels) for file in pair.backward.files)
-    return (
-        f"Trains: backward is {launches} launch{'es' * (launches != 1)}; {parted.kept_bytes} B are"
-        f" alive for it, in eager {parted.eager_bytes} B."
+    file = written(flow, decision, kernel.name, rulebook)
+    count = sum(len(file.kernels) for file in pair.backward.files)
+    launches = f"{count} launch{'es' * (count != 1)}"
+    note = (
+        f"Trains: backward is {launches}; {parted.kept_bytes} B are alive for it, in eager "
+        f"{parted.eager_bytes} B."
     )
+    said = (
+        f"with its backward in {launches}, for which {wording.size(parted.kept_bytes)} are kept "
+        f"instead of {wording.size(parted.eager_bytes)}"
+    )
+    return WholePair(paired(kernel, file, pair, note, rulebook), tuple(parts), said)
 
 
 def _function(text: str) -> Callable[..., Any]:

@@ -85,6 +85,9 @@ class Patched:
     new_ran: str = ""
     searches: Mapping[str, SearchResult] = field(default_factory=dict[str, SearchResult])
     """Results of searches, by the kernel's name."""
+    backward: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Cost of the backward of a kernel, in words, by the kernel's name; none of a kernel without
+    one."""
     rewrites: tuple[Rewrite, ...] = ()
     """Places of the source that mean the same written otherwise, which no patch does: its proof
     holds a model to the launches that it had."""
@@ -208,7 +211,11 @@ def patch_model(
             decided=decided,
             serving=None if operators else Serving(at, rulebook),
         )
-        found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
+        found = _named_apart(
+            _cut(placement, decided, rulebook),
+            kernels_of(standing),
+            lambda finding: _written(request, at, finding, rulebook),
+        )
         found, small = _worthwhile(flow, found, request.least)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
@@ -219,11 +226,20 @@ def patch_model(
         only_dtype: frozenset[str] = frozenset()
         stamps: dict[str, Stamp] = {}
         searches: dict[str, SearchResult] = {}
+        idle: dict[str, str] = {}
+        trained: dict[str, str] = {}
         if operators:
             proven, only_dtype = _proven_operators(found, kernels, children)
         else:
             checks = passing_kernels(kernels, children)
             proofs = {name: Proof(kernels[name], check=check) for name, check in checks.items()}
+            if request.pairs:
+                from fusion_advisor.workflows.pairs import Occurrences, for_training  # torch, too
+
+                groups = {f.name: Occurrences(f.decision, f.instances) for f in general}
+                groups = {name: group for name, group in groups.items() if name in proofs}
+                proofs, idle = for_training(groups, proofs, children, rulebook)
+                trained = {n: p.why for n, p in proofs.items() if p.kernel and p.kernel.gradients}
             if searcher:
                 listener.stage("search")
                 new = [f for f in general if f.name in proofs.keys() - kernels_of(standing).keys()]
@@ -241,7 +257,7 @@ def patch_model(
             placement, found.groups, proven, model, only_dtype, standing, stamps,
             outlining=not operators,
         )  # fmt: skip
-        made.refused |= small
+        made.refused |= small | {f.id: idle[f.name] for f in found.groups if f.name in idle}
         own = Patch()
         if model_new:
             within = replace(placement, editable=_within(model, folder))
@@ -287,7 +303,8 @@ def patch_model(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
-        folder.name if standing else "", ran, new_ran, searches, flow.annotated.graph.rewrites,
+        folder.name if standing else "", ran, new_ran, searches, trained,
+        flow.annotated.graph.rewrites,
     )  # fmt: skip
 
 
@@ -385,6 +402,7 @@ def runs_of(
             if each.beyond_rows and not _has_more(each.flow, flow)
         ),
         max((case.summed for kernel in kernels for case in kernel.cases), default=0), bool(resized),
+        request.pairs,
     )  # fmt: skip
 
 
@@ -508,18 +526,16 @@ def passing_kernels(kernels: Mapping[str, Kernel], children: Provers) -> dict[st
 def _named_apart(
     found: Identified,
     standing: Mapping[str, str],
-    at: Callable[[Decision], Decision],
-    rulebook: Rulebook,
+    written: Callable[[Finding], Kernel | None],
 ) -> Identified:
-    """Groups under names that no existing kernel has, unless that kernel computes the same. Their
-    kernels are written for the sizes of `at`."""
+    """Groups under names that no existing kernel has, unless that kernel computes the same as the
+    one that is `written` for the group."""
 
     def free(finding: Finding, name: str) -> bool:
         if name not in standing:
             return True
-        renamed = replace(finding, name=name, decision=at(finding.decision))
-        kernel = emit_group(renamed, rulebook, full_size=False)
-        return isinstance(kernel, Kernel) and does(kernel.text) == does(standing[name])
+        kernel = written(replace(finding, name=name))
+        return kernel is not None and does(kernel.text) == does(standing[name])
 
     def named(finding: Finding) -> Finding:
         ends = (finding.fingerprint[:digits] for digits in range(6, len(finding.fingerprint)))
@@ -527,6 +543,23 @@ def _named_apart(
         return replace(finding, name=next(name for name in names if free(finding, name)))
 
     return replace(found, groups=[*map(named, found.groups)])
+
+
+def _written(
+    request: Request, at: Callable[[Decision], Decision], finding: Finding, rulebook: Rulebook
+) -> Kernel | None:
+    """Kernel of a group, written for the sizes of `at`, with its backward where that is asked for;
+    None where there is none."""
+    general = replace(finding, decision=at(finding.decision))
+    kernel = emit_group(general, rulebook, full_size=False)
+    if isinstance(kernel, str):
+        return None
+    if not request.pairs:
+        return kernel
+    from fusion_advisor.workflows.pairs import Occurrences, training_kernel  # torch, too
+
+    group = Occurrences(general.decision, general.instances)
+    return training_kernel(group, kernel, rulebook)
 
 
 def _worthwhile(

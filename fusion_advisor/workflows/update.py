@@ -24,6 +24,7 @@ from fusion_advisor.codegen.kernel_package import (
     package_name,
     read_package,
 )
+from fusion_advisor.codegen.pair import has_backward
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.idioms import name_of
@@ -33,6 +34,7 @@ from fusion_advisor.ir.graph import Graph, Node, Ref, Source
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Moved, Request, Scenario
 from fusion_advisor.ir.source_trace import Evaluation, Moment
+from fusion_advisor.report.assemble import Proof
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced
@@ -113,10 +115,13 @@ def update_kernels(
         at = widened(flow, seen.batch and seen.batch.flow, rulebook)
         calls = _Calls(flow, Serving(at, rulebook))
         made: dict[str, Kernel] = {}
+        decisions: dict[str, Decision] = {}
         left: dict[str, str] = {}
         for name, text in kernels_of(standing).items():
             try:
                 _require_ours(text)
+                if has_backward(text) and not request.pairs:
+                    raise NotPlaced("it has its backward, which --mode train writes anew")
                 decision = at(calls.decision(folder / f"{name}.py", text, decided))
                 subject = decision.subject
                 kernel = attempt(
@@ -125,15 +130,26 @@ def update_kernels(
                 )  # fmt: skip
                 if not isinstance(kernel, Kernel):
                     raise NotPlaced(kernel)
-                made[name] = kernel
+                made[name], decisions[name] = kernel, decision
             except NotPlaced as reason:
                 left[name] = str(reason)
         listener.stage("verify")
         checks = passing_kernels(made, children)
         left |= dict.fromkeys(made.keys() - checks.keys(), "the new kernel is not proven")
+        proofs = {name: Proof(made[name], check=check) for name, check in checks.items()}
+        if request.pairs:
+            from fusion_advisor.workflows.pairs import Occurrences, for_training  # torch, too
+
+            groups = {
+                name: Occurrences(decisions[name], calls.runs(folder / f"{name}.py"))
+                for name in proofs
+            }
+            proofs, idle = for_training(groups, proofs, children, rulebook)
+            left |= idle
+        new = {name: (p.kernel, p.check) for name, p in proofs.items() if p.kernel}
         patch = Patch()
         texts = dict(kernels_of(standing))
-        for name, check in checks.items():
+        for name, (kernel, check) in new.items():
             old = read_stamp(texts[name])
             assert old is not None  # asked for above
             marks = [(place, mark, mark_of(folder.parent / place)) for place, mark in old.sources]
@@ -141,20 +157,20 @@ def update_kernels(
                 patch.outdated[folder / f"{name}.py"] = ", ".join(changed)
             sources = tuple((place, now) for place, _, now in marks if now)
             stamp = replace(stamp_of(request, check, rulebook), sources=sources)
-            texts[name] = stamped(made[name].text, stamp)
+            texts[name] = stamped(kernel.text, stamp)
         asking = standing.get(folder / ASKING, "")
         files = package_files(folder, texts, asking) if texts else {}
         patch.after |= {path: text for path, text in files.items() if standing.get(path) != text}
         patch.before |= {path: standing[path] for path in patch.after if path in standing}
-        written = tuple(name for name in checks if folder / f"{name}.py" in patch.after)
+        written = tuple(name for name in new if folder / f"{name}.py" in patch.after)
         if not patch.after:
             return UpdateResult(patch, (), left)
         listener.stage("try")
         originals = [*seen.originals, *seen.at_sizes]
         trials = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
         package = folder.relative_to(root).as_posix()
-        new = [made[name] for name in written]
-        runs = runs_of(request, flow, package, rulebook, seen.resized, new)
+        kernels = [new[name][0] for name in written]
+        runs = runs_of(request, flow, package, rulebook, seen.resized, kernels)
         wrong, ran = run_trial(
             patch.diff(root), patch.after, root, request.model, trials, flow_at, pool, runs
         )
@@ -186,13 +202,20 @@ class _Calls:
             if run is not None and flow.launches(number):
                 self._launches.setdefault(run, []).append(number)
 
+    def runs(self, file: Path) -> tuple[tuple[int, ...], ...]:
+        """Launches of each call of a kernel."""
+        return tuple(map(tuple, self._runs(file).values()))
+
+    def _runs(self, file: Path) -> dict[int, list[int]]:
+        activations = self._trail.activations
+        return {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
+
     def decision(
         self, file: Path, text: str, decided: Callable[[Iterable[int]], Decision]
     ) -> Decision:
         """Decision of these rules on the launches behind a kernel, the same at all of its calls.
         Raises NotPlaced where the rules do not fuse them as the kernel does."""
-        activations = self._trail.activations
-        runs = {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
+        runs = self._runs(file)
         if not runs:
             raise NotPlaced("the model does not call it as it was run")
         every = {run: decided(launches) for run, launches in runs.items()}

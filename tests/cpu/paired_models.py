@@ -16,7 +16,7 @@ from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.workflows.analyze import emit_group
-from fusion_advisor.workflows.pairs import WholePair, pair_of
+from fusion_advisor.workflows.pairs import Occurrences, WholePair, pair_of
 
 RULES = load_rulebook(())
 DTYPES = torch.bfloat16, torch.float32
@@ -164,7 +164,7 @@ def pairs_of(
     for finding in fuse(flow, RULES).groups:
         kernel = emit_group(finding, RULES, full_size=False)
         assert not isinstance(kernel, str), kernel
-        found.append(pair_of(finding, kernel, RULES))
+        found.append(pair_of(Occurrences(finding.decision, finding.instances), kernel, RULES))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,6 +74,9 @@ def patch(
             require_file(written)
     tree = tree_for(model, root)
     request = options.request(settings, "kernels", measured=search)
+    request = replace(request, pairs=request.scenario.gradients and not operators)
+    if request.pairs and search:
+        raise UsageError("--search: of kernels without backward alone; leave out --mode train")
     prepare(request, checks=False)
     if update:
         return _update(request, _kernels_beside(file), tree, verbose=options.verbose)
@@ -99,10 +103,12 @@ def _written(
 
     for put in made.patch.puts:
         places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
+        backward = made.backward.get(put.kernel)
         tell(
             f"{put.finding.id} {put.finding.computes}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
             f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
+            + (f", in forward alone; {backward}" if backward else "")
         )
         for line in searched_lines(made.searches.get(put.finding.name)):
             tell(line)
