@@ -74,13 +74,10 @@ def reference_lines(
         for d, dim in enumerate(expressed.dims.get(ref, ()))
     }
 
-    read = [expressed.dims.get(ref, ()) for ref in expressed.inputs]
-    shared = {axis for axis in extents if sum(any(axis in d for d in dims) for dims in read) > 1}
-
     def length(axis: int, near: Sequence[Ref]) -> str:
-        """The size along an axis. One of several inputs that have the axis may be broadcast along
-        it: what was made of them has the size."""
-        for ref in near if axis in shared else ():
+        """The size along an axis. An input that has the axis may be broadcast along it: what was
+        made of it has the size."""
+        for ref in near:
             shape = flow.annotated.tensors[ref].shape
             for d, dim in enumerate(expressed.dims.get(ref, ())):
                 if factors(dim, shape[d], extents) == ((axis,), 1):

@@ -14,7 +14,7 @@ from itertools import combinations
 from math import isclose, prod, sqrt
 
 from fusion_advisor.codegen.eager_reference import RESHAPES, numbers_of, reference_order
-from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.dataflow import Dataflow, Variation
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Node
 from fusion_advisor.ops import REGISTRY
@@ -46,9 +46,9 @@ def held(
     nodes = [flow.nodes[number] for number in reference_order(flow, expressed)]
     varied = {
         axis
-        for ref in expressed.inputs
-        for d in flow.varied.get(ref, ())
-        for axis in expressed.dims[ref][d]
+        for each in flow.varied
+        if not _renumbered(each, expressed, free)
+        for axis in _axes(each, expressed)
     }
     cuts = any(_cuts(node, expressed, free) for node in nodes)
     numbers = {abs(n) for node in nodes if not _places(node) for n in _numbers(node)}
@@ -61,6 +61,26 @@ def held(
         if dim and (f"in{number}", d) not in indexed and not varied & {*dim}
         if (cuts and not free_of(dim, free)) or told & {*dim}
     ]
+
+
+def _axes(variation: Variation, expressed: Expressed) -> set[int]:
+    """The axes that had other sizes: every input that lies along one had another size there. Where
+    one alone had, that was broadcast."""
+    dims = [(ref, d, dim) for ref in expressed.inputs for d, dim in enumerate(expressed.dims[ref])]
+    apart = {ref: variation.dims.get(ref, frozenset[int]()) for ref in expressed.inputs}
+    some = {axis for ref, d, dim in dims if d in apart[ref] for axis in dim}
+    return some - {axis for ref, d, dim in dims if d not in apart[ref] for axis in dim}
+
+
+def _renumbered(variation: Variation, expressed: Expressed, free: Collection[int]) -> bool:
+    """Whether a set of launches had other numbers at other sizes, or results of sizes that a file
+    does not read off its inputs."""
+    inside = {ref: dims for ref, dims in expressed.dims.items() if ref not in expressed.inputs}
+    return any(ref.node in variation.numbers for ref in inside) or any(
+        not free_of(dims[d], free)
+        for ref, dims in inside.items()
+        for d in variation.given.get(ref, ())
+    )
 
 
 def _made(expressed: Expressed) -> set[float]:

@@ -25,6 +25,16 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
+@dataclass(frozen=True)
+class Variation:
+    """Difference of a run of the same launches at other sizes: dimensions of tensors; nodes, by
+    name, that computed with other numbers; and dimensions of results that their ops were given."""
+
+    dims: Mapping[Ref, frozenset[int]]
+    numbers: frozenset[str] = frozenset()
+    given: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
+
+
 @dataclass
 class Dataflow:
     """Dependencies of an annotated graph.
@@ -48,8 +58,8 @@ class Dataflow:
     returned: set[Ref] = field(default_factory=set[Ref])
     elements: dict[Ref, int] = field(default_factory=dict[Ref, int])
     """Keys that are equal for tensors that address the same elements of one storage."""
-    varied: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
-    """Dimensions of tensors whose sizes differed when the model ran at other sizes."""
+    varied: Sequence[Variation] = ()
+    """Differences of the model as it ran at other sizes."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.cost.dataflow import Dataflow, Variation, dataflow
 from fusion_advisor.dynamo.weigh import compare_with_inductor
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import Finding, fuse
@@ -78,7 +78,7 @@ def divide(
     flow, faults = dataflow(graph, device), Faults()
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
-    flow = replace(flow, varied=shapes)
+    flow = replace(flow, varied=(Variation(shapes),))
     found = fuse(flow, rulebook, faults)
     places: list[Occurrence] = []
     proofs: dict[str, Proof] = {}

@@ -34,6 +34,31 @@ class Other:
 
 
 @dataclass(frozen=True)
+class _Ask:
+    """Condition on a dimension of a tensor: that it has another size, or, with `one`, one
+    element."""
+
+    ref: Ref
+    dim: int
+    size: int
+    one: bool = False
+
+    def text(self, name: str) -> str:
+        return f"{name}.size({self.dim}) {'== 1' if self.one else f'!= {self.size}'}"
+
+    def holds(self, there: Dataflow) -> bool:
+        found = there.annotated.tensors[self.ref].shape[self.dim]
+        return found == 1 if self.one else found != self.size
+
+
+def _asked(ref: Ref | None, dim: int, size: int) -> Iterator[_Ask]:
+    if ref is not None:
+        yield _Ask(ref, dim, size)
+        if size != 1:
+            yield _Ask(ref, dim, size, one=True)
+
+
+@dataclass(frozen=True)
 class Guards:
     """The source as it ran, in other modes and dtypes, and at other sizes."""
 
@@ -63,24 +88,26 @@ class Guards:
         others: Sequence[Dataflow],
         served: Sequence[Dataflow] = (),
     ) -> str:
-        """Condition that a tensor has another size than it was captured in, as it has in all of
-        some graphs at other sizes: the size that differs in the fewest graphs that are `served`.
-        Raises NotPlaced where no name holds one."""
-        tensors = self.flow.annotated.tensors
-        found: list[tuple[int, str]] = []
+        """Condition that tensors have sizes as they have in some graphs at other sizes: another
+        than captured, or one element. It asks as little as tells all of them, and of that what is
+        so in the fewest graphs that are `served`. Raises NotPlaced where no name tells one."""
+        tensors, asks = self.flow.annotated.tensors, dict[str, _Ask]()
         for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
             ref = self.sources.value(word)
-            if ref is None:
-                continue
-            for dim, size in enumerate(tensors[ref].shape):
-                if all(each.annotated.tensors[ref].shape[dim] != size for each in others):
-                    lost = sum(each.annotated.tensors[ref].shape[dim] != size for each in served)
-                    found.append((lost, f"{name}.size({dim}) != {size}"))
-        if not found:
-            raise NotPlaced(
-                f"line {edit.lines[0]}: it serves one size alone, which no name has there"
-            )
-        return min(found, key=lambda one: one[0])[1]
+            for dim, size in enumerate(tensors[ref].shape if ref else ()):
+                asks |= {ask.text(name): ask for ask in _asked(ref, dim, size)}
+        found, left = list[str](), list[Dataflow](others)
+        while left:
+            told = {text: sum(map(ask.holds, left)) for text, ask in asks.items()}
+            lost = {text: sum(map(ask.holds, served)) for text, ask in asks.items()}
+            text = max(asks, key=lambda t: (told[t], -lost[t]), default="")
+            if not told.get(text):
+                raise NotPlaced(
+                    f"line {edit.lines[0]}: it serves one size alone, which no name has there"
+                )
+            found.append(text)
+            left = [each for each in left if not asks[text].holds(each)]
+        return " or ".join(found)
 
     def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
         """Whether the text that an edit replaces launches other ops in another run of the model."""
@@ -88,24 +115,36 @@ class Guards:
         return here != other
 
     def of_held(
-        self, place: SourcePlace, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        held: Sequence[tuple[Ref, int]],
+        operands: Mapping[Ref, str],
+        asked: str,
     ) -> Iterator[str]:
         """Conditions that dimensions of a kernel's operands have other sizes than captured, where
-        the condition `asked` does not ask it already. Raises NotPlaced where no name holds such a
-        tensor."""
+        the condition `asked` does not ask it already; `operands` are the texts of all. Raises
+        NotPlaced where neither is a tensor's a name nor a view of what has one."""
         words = self.sources.names.get(place, {}).get(edit.lines[0], {})
         names = {self.sources.value(word): name for name, word in words.items()}
         for ref, dim in held:
             shape = self.flow.annotated.tensors[ref].shape
             size, spelt = shape[dim], (dim, dim - len(shape))
-            if ref not in names:
+            name = names.get(ref) or self._view_of_named(ref, operands[ref], names)
+            if not name:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
                     f"{ref.node}, for its numbers may follow from that, and no name there holds it"
                 )
-            known = (f"{names[ref]}.{t}" for d in spelt for t in (f"size({d})", f"shape[{d}]"))
+            known = (f"{name}.{t}" for d in spelt for t in (f"size({d})", f"shape[{d}]"))
             if not any(f"{text} != {size}" in asked for text in known):
-                yield f"{names[ref]}.size({dim}) != {size}"
+                yield f"{name}.size({dim}) != {size}"
+
+    def _view_of_named(self, ref: Ref, text: str, names: Mapping[Ref | None, str]) -> str:
+        """Text of an operand that is a view of what a name holds as the edit begins; else empty."""
+        mentioned = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        viewed = not text.isidentifier() and mentioned == {names.get(self.flow.base(ref))}
+        return text if viewed else ""
 
     def notices(self, place: SourcePlace, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
         """Whether some condition of an edit asks for a number that differs in the source as it ran

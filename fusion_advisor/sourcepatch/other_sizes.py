@@ -16,7 +16,7 @@ from itertools import zip_longest
 from fusion_advisor.codegen.eager_reference import RESHAPES, Numbers, numbers_of
 from fusion_advisor.codegen.interface import Interface, interface
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
-from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.cost.dataflow import Dataflow, Variation, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.ir.graph import Graph, Node, Ref
 from fusion_advisor.ir.scenario import Sizes
@@ -181,17 +181,23 @@ def _is_told(node: Node) -> bool:
     )
 
 
-def varying_dims(flow: Dataflow, resized: Sequence[ResizedModel]) -> dict[Ref, frozenset[int]]:
-    """The dimensions of tensors that have another size in the same graph."""
-    found: dict[Ref, frozenset[int]] = {}
-    for each in resized:
-        for one, two in _pairs(flow, each.flow):
-            for output, (a, b) in enumerate(zip(one.outputs, two.outputs, strict=True)):
-                if a is not None and b is not None and a.shape != b.shape:
-                    ref = Ref(one.name, output)
-                    differ = frozenset(d for d, n in enumerate(a.shape) if n != b.shape[d])
-                    found[ref] = found.get(ref, frozenset()) | differ
-    return found
+def variations(flow: Dataflow, resized: Sequence[ResizedModel]) -> tuple[Variation, ...]:
+    """Differences at each of other sizes, in the same graph."""
+    rows = zip(resized, size_numbers(flow, resized), spelled_sizes(flow, resized), strict=True)
+    return tuple(
+        Variation(_differing(flow, each.flow), frozenset(numbers), given)
+        for each, numbers, given in rows
+    )
+
+
+def _differing(flow: Dataflow, other: Dataflow) -> dict[Ref, frozenset[int]]:
+    """Dimensions of tensors that have another size in the same graph."""
+    return {
+        Ref(one.name, output): frozenset(d for d, n in enumerate(a.shape) if n != b.shape[d])
+        for one, two in _pairs(flow, other)
+        for output, (a, b) in enumerate(zip(one.outputs, two.outputs, strict=True))
+        if a is not None and b is not None and a.shape != b.shape
+    }
 
 
 def _pairs(one: Dataflow, two: Dataflow) -> Iterator[tuple[Node, Node]]:

@@ -147,7 +147,7 @@ class Placement:
         """Find the place where one occurrence of a group, lowered as `expressed`, is made, and the
         edit there; `decision` is the group's. Raises NotPlaced with the reason."""
         call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
-        unserved = self._unserved(decision, expressed)
+        unserved, renumbered = self._unserved(decision, expressed)
         place, edit = rewrite(self.sources, self.flow, border.members, call)
         if not self.editable(edit.file, edit.lines[0]):
             raise NotPlaced(
@@ -163,18 +163,19 @@ class Placement:
             and self._guards.launches_otherwise(place, edit, sources)
         ]
         if unserved:
-            left = {id(flow) for flow in unserved}
+            left = {id(flow) for flow in (*unserved, *(flow for flow, _ in renumbered))}
             served = [
                 each.flow
                 for each in self.resized
                 if id(each.flow) not in left and alike(self.flow, each.flow)
             ]
             guards.append(self._guards.of_size(place, edit, unserved, served))
-        if not self.operators:
-            held = self._held(decision, expressed)
-            guards += self._guards.of_held(place, edit, held, " or ".join(guards))
+        held = [] if self.operators else self._held(decision, expressed)
+        self._refuse_renumbered(held, renumbered)
+        operands = dict(zip(expressed.inputs, edit.taken.operands, strict=True))
+        guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
         self._refuse_unnoticed(place, edit, expressed)
-        edit = replace(edit, guard=" or ".join(filter(None, guards)))
+        edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
         return place, edit
@@ -197,11 +198,15 @@ class Placement:
             raise NotPlaced("no PyTorch op computes exactly this")
         return replace(call, line=spelling.framework, names=spelling.names)
 
-    def _unserved(self, decision: Decision, expressed: Expressed) -> list[Dataflow]:
+    def _unserved(
+        self, decision: Decision, expressed: Expressed
+    ) -> tuple[list[Dataflow], list[tuple[Dataflow, str]]]:
         """The model at the other sizes of its inputs at which neither a group's kernel nor its
-        reference computes what it does there, for a dimension of one element has another size.
-        NotPlaced where it is any other number, or a size that the kernel's inputs lack."""
+        reference computes what it does there: those where a dimension of one element has another
+        size, and those where any other number is another, or a size that the kernel's inputs lack,
+        each with that in words."""
         plan, found = decision.subject.plan, list[Dataflow]()
+        renumbered: list[tuple[Dataflow, str]] = []
         read = origins(expressed.region, fixed_axes(plan)) if plan else {}
         widens = self.general is not None and self.general(decision) is not decision
         for each, numbers, told in zip(self.resized, self._numbers, self._told, strict=True):
@@ -211,17 +216,30 @@ class Placement:
                 if ref in expressed.inputs:
                     continue
                 if ref.node in numbers:
-                    raise NotPlaced(f"{ref.node}: {_NUMBER}: {numbers[ref.node]}")
+                    why = f"{ref.node}: {_NUMBER}: {numbers[ref.node]}"
+                    renumbered.append((each.flow, why))
                 sizes = self.flow.annotated.tensors[ref].shape
                 for d in self._unread(ref, dims, told, read):
                     if sizes[d] != 1:
-                        raise NotPlaced(
-                            f"{ref.node}: {_NUMBER}: {sizes[d]} in dimension {d}, which is no size "
-                            "of what the kernel takes"
-                        )
-                    if not (widens and each is self.batch) and each.flow not in found:
+                        why = f"{sizes[d]} in dimension {d}, which is no size of what it takes"
+                        renumbered.append((each.flow, f"{ref.node}: {_NUMBER}: {why}"))
+                    elif not (widens and each is self.batch):
                         found.append(each.flow)
-        return found
+        return [*{id(flow): flow for flow in found}.values()], renumbered
+
+    def _refuse_renumbered(
+        self, held: Sequence[tuple[Ref, int]], renumbered: Sequence[tuple[Dataflow, str]]
+    ) -> None:
+        """NotPlaced where a group has other numbers at other sizes, and none of the sizes that its
+        kernel is held to is another there; or one of these is no last dimension: what a model's
+        weights do not hold differs from call to call, and a kernel that serves one size of it
+        would seldom run."""
+        here = self.flow.annotated.tensors
+        last = all(d == len(here[ref].shape) - 1 for ref, d in held)
+        for flow, why in renumbered:
+            there = flow.annotated.tensors
+            if not last or all(there[ref].shape[d] == here[ref].shape[d] for ref, d in held):
+                raise NotPlaced(why)
 
     def _held(self, decision: Decision, expressed: Expressed) -> list[tuple[Ref, int]]:
         """The dimensions of what an occurrence's kernel takes in which it serves one size."""

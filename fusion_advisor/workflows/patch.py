@@ -38,7 +38,7 @@ from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
     Serving,
     capture_resized,
-    varying_dims,
+    variations,
     widened,
 )
 from fusion_advisor.sourcepatch.placement import Patch, Placement, patch, replaced_nodes
@@ -358,7 +358,7 @@ def capture_everywhere(
     at_sizes, batch = capture_resized(flow, lambda wanted: [*pool.map(resized, wanted)])
     if not rows_of_one:  # PyTorch's own refuse to broadcast a weight along a row of one element
         at_sizes = [each for each in at_sizes if not each.has_one]
-    flow = replace(flow, varied=varying_dims(flow, at_sizes))
+    flow = replace(flow, varied=variations(flow, at_sizes))
     originals = [("as asked", asked, flow)]
     for said, scenario, answer in others:
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep

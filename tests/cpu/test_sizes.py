@@ -141,9 +141,10 @@ def assert_same_for(
 
 
 def test_the_patched_model_is_the_original_at_other_widths(tmp_path: Path) -> None:
-    """The chunk of a width is in no kernel; what stands before and behind it is."""
+    """The chunk of a width has a number of it: the kernel serves that width, and a guard asks."""
     patch = made(tmp_path, GLU)
-    assert f"chunk: {REASON}: it has 1024 for add of 4096 x 2048" in reasons(patch)
+    assert "x.size(1) != 2048" in patch.diff
+    assert not patch.patch.refused
     assert_same(patch, tmp_path, [(4, 4096), (4, 1024), (4, 2048), (1, 2), (1, 2048), (3, 6)])
     assert {"at 2048 x 1024", "at 1 x 2048"} <= {*patch.tried}
 
@@ -311,8 +312,45 @@ def test_a_number_of_the_configuration(tmp_path: Path, held: str, body: str, pla
     if placed:
         assert "if parts != 4:" in patch.diff
     else:
-        assert f"{REASON}: it has 512 for mul of 4096 x 1024" in reasons(patch)
+        assert "it serves 1024 alone in dimension 0 of weight" in reasons(patch)
     assert any("in get_init_inputs()" in said for said in patch.tried)
+
+
+WHOLE = {
+    "halves that get names": (
+        "p, q = x.exp().chunk(2, -1); "
+        "return torch.cat((p * y[None] - q * y[None], q * y[None] + p * y[None]), -1) * 2",
+        ((3, 96, 64), (96, 32)),
+        [((3, 96, 64), (1, 32)), ((3, 96, 64), (96, 1)), ((3, 96, 48), (96, 24)), ((1, 5, 2),) * 2],
+    ),
+    "steps that get names": (
+        "p, q = x.exp()[..., ::2], x.exp()[..., 1::2]; "
+        "return torch.stack((p * y - q * y, q * y + p * y), -1).flatten(-2) * 2",
+        ((3, 96, 64), (96, 32)),
+        [((3, 96, 64), (96, 1)), ((3, 96, 48), (96, 24)), ((1, 1, 64), (1, 32))],
+    ),
+    "a method of what is no kernel's": (
+        "z = x.transpose(1, 2).contiguous(); return torch.sin(z) + z * y",
+        ((3, 96, 64), (3, 64, 96)),
+        [((3, 48, 64), (3, 64, 48)), ((1, 1, 64), (3, 64, 1)), ((2, 2, 2),) * 2],
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "shapes", "others"), WHOLE.values(), ids=WHOLE)
+def test_what_is_one_kernel_is_one_call(
+    tmp_path: Path,
+    body: str,
+    shapes: tuple[tuple[int, ...], ...],
+    others: list[tuple[tuple[int, ...], ...]],
+) -> None:
+    """All that `analyze` takes together is put; numbers that hold at one size are asked for."""
+    drawn = ", ".join(f"torch.randn({shape})" for shape in shapes)
+    text = SHARED.format(body=body.replace("; ", "\n        "), drawn=drawn)
+    patch = made(tmp_path, text)
+    assert patch.saved_us == pytest.approx(patch.free_us), reasons(patch)
+    inputs = [tuple(torch.randn(shape) for shape in each) for each in (shapes, *others)]
+    assert_same_for(patch, tmp_path, inputs)
 
 
 def kernels(model: torch.nn.Module, x: torch.Tensor, folder: Path) -> Iterator[Any]:

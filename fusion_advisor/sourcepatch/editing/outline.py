@@ -20,7 +20,7 @@ from textwrap import indent
 from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
-from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, span_of, stored_in
 from fusion_advisor.sourcepatch.editing.splice import overlapping
 from fusion_advisor.support.errors import UsageError
@@ -274,7 +274,7 @@ class _Function(ast.NodeTransformer):
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(self._numbers[part.statement] for part in self._parts)
-        self._asks = [self._written(_expression(each)) for each in edit.conditions]
+        self._asks = [self._asked(_expression(each)) for each in edit.conditions]
         self._lines = [*self._statements()]
         self._ends = f"return {self._taken.kernel}({', '.join(operands)})"
 
@@ -296,7 +296,7 @@ class _Function(ast.NodeTransformer):
         """The statements that the call replaces, and what they give."""
         results: dict[int, str] = {}
         several = sum(part.result is not None for part in self._parts) > 1
-        for part in self._parts:
+        for part in self._distinct():
             number = self._at = self._numbers[part.statement]
             statement = self._body[number]
             stored = sorted(self._inside(number))
@@ -316,6 +316,16 @@ class _Function(ast.NodeTransformer):
         if results:
             yield f"return {', '.join(results[number] for number in sorted(results))}"
 
+    def _distinct(self) -> Iterator[Part]:
+        """The parts; those of a statement that goes whole, `a, b = ...`, as one."""
+        gone = {span for span, text in self._edit.replaced if not text}
+        before: Part | None = None
+        for part in self._parts:
+            again = before is not None and before.statement == part.statement
+            if not (again and part.result is None and part.statement in gone):
+                yield part
+            before = part
+
     def _written(self, node: ast.AST) -> str:
         """A piece of the source, in names of the function."""
         made = self.visit(copy.deepcopy(node))
@@ -327,6 +337,17 @@ class _Function(ast.NodeTransformer):
         if text in self._leaves.values() and not text.isidentifier():
             return self._parameter(text, _word(node, self._taken.modules))
         return self._written(node)
+
+    def _asked(self, condition: ast.expr) -> str:
+        """A condition: of a view that the kernel is given as of that, else in the function's
+        names."""
+        given = {text for text in self._leaves.values() if not text.isidentifier()}
+        for node in ast.walk(condition):
+            if isinstance(node, ast.Attribute) and (text := ast.unparse(node.value)) in given:
+                word = _word(node.value, self._taken.modules)
+                node.value = ast.Name(self._parameter(text, word), ast.Load())
+                return ast.unparse(condition)
+        return self._written(condition)
 
     # Names.
 
@@ -432,7 +453,9 @@ class _Function(ast.NodeTransformer):
     def _inside(self, number: int) -> set[str]:
         """The names that a statement binds in the function."""
         statement = self._body[number]
-        nodes = {span_of(statement), span_of(getattr(statement, "value", None) or statement)}
+        value = getattr(statement, "value", None) or statement
+        each = value.elts if isinstance(value, ast.Tuple) else ()
+        nodes = {span_of(node) for node in (statement, value, *each)}
         own = [p for p in self._parts if p.statement == span_of(statement) and p.node in nodes]
         names = stored_in(statement) if own else set[str]()
         return names if len(names) == 1 or all(part.result is None for part in own) else set()

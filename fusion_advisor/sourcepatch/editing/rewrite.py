@@ -243,7 +243,7 @@ class _Rewriter:
         rebound: list[tuple[str, ast.stmt]] = []
         for top in tops:
             if top.value not in self._call.outputs:
-                self._take_out(top, replaced, rebound)
+                self._take_out(top, tops, replaced, rebound)
         gone = {name for name, _ in rebound}
         for top in results:
             top.node = self._handed_on(top, gone)
@@ -395,10 +395,18 @@ class _Rewriter:
     # Taking out.
 
     def _take_out(
-        self, top: _Top, replaced: dict[Span, str], rebound: list[tuple[str, ast.stmt]]
+        self,
+        top: _Top,
+        tops: Sequence[_Top],
+        replaced: dict[Span, str],
+        rebound: list[tuple[str, ast.stmt]],
     ) -> None:
         """A value that only the kernel needs: its statement goes, or keeps its operand."""
         statement = top.statement
+        if self._all_unpacked(statement, tops):
+            rebound += ((target, statement) for target in _unpacked(statement))
+            replaced[span_of(statement)] = ""
+            return
         targets = _targets(statement)
         if targets is None or not top.whole:
             raise NotPlaced(
@@ -413,6 +421,19 @@ class _Rewriter:
         replaced[span_of(statement)] = ""
         for leaf in computed:
             replaced[span_of(statement)] = f"{' = '.join(targets)} = {self._text(leaf)}"
+
+    def _all_unpacked(self, statement: ast.stmt, tops: Sequence[_Top]) -> bool:
+        """Whether a statement, `a, b = ...`, names several values that only the kernel needs, and
+        computes nothing else."""
+        if _targets(statement) is not None or not _unpacked(statement):
+            return False
+        value = getattr(statement, "value", None)
+        own = [t for t in tops if t.statement is statement and t.value not in self._call.outputs]
+        if any(not self._only_views(leaf) for top in own for leaf in top.leaves):
+            return False
+        known = [top.node for top in own]
+        whole = value.elts if isinstance(value, ast.Tuple) else [value]
+        return all(any(each is node for node in known) for each in whole)
 
     def _handed_on(self, top: _Top, gone: Collection[str]) -> ast.expr | ast.AugAssign:
         """A result, with the calls on it that launch nothing and hand it on, as far as they ask

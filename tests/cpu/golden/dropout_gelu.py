@@ -80,10 +80,10 @@ def dropout_gelu(args_0, seed=None, offset=None):
 
 def reference(args_0, seed, offset):
     """What eager launches, on the kernels' random bits."""
-    n0 = args_0.shape[0]
-    n1 = args_0.shape[1]
     gelu = torch.ops.aten.gelu.default(args_0)
-    dropout_gelu_1 = dropped(gelu, random_bits((n0, n1), 8, seed, offset, 0, args_0.device), 0.1)
+    dropout_gelu_1 = dropped(
+        gelu, random_bits((gelu.shape[0], gelu.shape[1]), 8, seed, offset, 0, args_0.device), 0.1
+    )
     return dropout_gelu_1[0]
 
 
