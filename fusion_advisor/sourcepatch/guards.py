@@ -58,6 +58,21 @@ def _asked(ref: Ref | None, dim: int, size: int) -> Iterator[_Ask]:
             yield _Ask(ref, dim, size, one=True)
 
 
+def _telling(
+    asks: Mapping[str, _Ask], others: Sequence[Dataflow], served: Sequence[Dataflow]
+) -> list[str]:
+    """Texts of conditions of which one holds in each of some graphs; none where some is not told.
+    The first holds in most of them, and of such conditions in the fewest that are served."""
+    told = {text: sum(ask.holds(each) for each in others) for text, ask in asks.items()}
+    lost = {text: sum(ask.holds(each) for each in served) for text, ask in asks.items()}
+    best = max(asks, key=lambda text: (told[text], -lost[text]), default="")
+    if not told.get(best):
+        return []
+    left = [each for each in others if not asks[best].holds(each)]
+    more = _telling(asks, left, served) if left else []
+    return [best, *more] if more or not left else []
+
+
 @dataclass(frozen=True)
 class Guards:
     """The source as it ran, in other modes and dtypes, and at other sizes."""
@@ -96,17 +111,11 @@ class Guards:
             ref = self.sources.value(word)
             for dim, size in enumerate(tensors[ref].shape if ref else ()):
                 asks |= {ask.text(name): ask for ask in _asked(ref, dim, size)}
-        found, left = list[str](), list[Dataflow](others)
-        while left:
-            told = {text: sum(map(ask.holds, left)) for text, ask in asks.items()}
-            lost = {text: sum(map(ask.holds, served)) for text, ask in asks.items()}
-            text = max(asks, key=lambda t: (told[t], -lost[t]), default="")
-            if not told.get(text):
-                raise NotPlaced(
-                    f"line {edit.lines[0]}: it serves one size alone, which no name has there"
-                )
-            found.append(text)
-            left = [each for each in left if not asks[text].holds(each)]
+        found = _telling(asks, others, served)
+        if not found:
+            raise NotPlaced(
+                f"line {edit.lines[0]}: it serves one size alone, which no name has there"
+            )
         return " or ".join(found)
 
     def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
