@@ -9,8 +9,9 @@ import torch
 from fusion_advisor.fusion.decide import Decision, fused_of
 from fusion_advisor.perfmodel.model import Work
 from fusion_advisor.perfmodel.workload import eager_works, fused_works
+from fusion_advisor.rulebook.schema import Rulebook
 
-from .regions import decided, flow_of
+from .regions import PACKED, decided, flow_of
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -18,9 +19,11 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def of_kernels(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Work, ...]:
+def of_kernels(
+    function: Callable[..., object], *inputs: torch.Tensor, rules: Rulebook = PACKED
+) -> tuple[Work, ...]:
     """The kernels of a function's plan."""
-    subject = decided(flow_of(function, *inputs)).subject
+    subject = decided(flow_of(function, *inputs), rules).subject
     return fused_works(fused_of(subject), subject.device)
 
 

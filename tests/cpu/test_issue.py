@@ -14,14 +14,17 @@ from fusion_advisor.perfmodel.blocked_layout import Spread, spread
 from fusion_advisor.perfmodel.model import Work
 
 from .launches import empty, of_kernels
+from .regions import BESIDE
 
 Function = Callable[..., object]
 HALF = torch.bfloat16
 
 
 def work_of(function: Function, *shapes: tuple[int, ...], dtype: torch.dtype = HALF) -> Work:
-    """Of the one kernel that a function over inputs of these shapes becomes."""
-    (work,) = of_kernels(function, *(empty(*shape, dtype=dtype) for shape in shapes))
+    """Of the one kernel that a function over inputs of these shapes becomes, where as many warps
+    share rows across memory as when it was counted."""
+    inputs = (empty(*shape, dtype=dtype) for shape in shapes)
+    (work,) = of_kernels(function, *inputs, rules=BESIDE)
     return work
 
 
