@@ -80,7 +80,8 @@ class Addresses(Coordinates):
                 self.told.append(Constant(constant, gcd(length, DIVISOR), "divisor", axes))
                 found.append(Multiple(name, constant, "seen to hold whole vectors"))
                 ending = {n for n, those in self.sizes.items() if those[-len(axes) :] == axes}
-                found += [Multiple(n, constant, "as well, then") for n in sorted(ending - {name})]
+                ending -= {name}
+                found += [Multiple(n, constant, "a multiple of that") for n in sorted(ending)]
         return found
 
     # -- offsets -------------------------------------------------------------------------------

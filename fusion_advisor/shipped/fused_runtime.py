@@ -360,19 +360,24 @@ def repair():
     except ModuleNotFoundError:
         warnings.warn(
             "Triton's interpreter cuts bfloat16 off where a GPU rounds, and has no libdevice: "
-            "pip install fusion-advisor repairs it", stacklevel=4,
+            "pip install fusion-advisor repairs it", stacklevel=5,
         )  # fmt: skip
     else:
         install()
 
 
+def called_first(kernel, grid, tensors, numbers, constants):
+    """Call `kernel[grid](...)` as Triton does, by a repaired interpreter where that runs it."""
+    if interpreted():
+        repair()
+    return kernel[grid](*tensors, *numbers, **constants)
+
+
 def launch(kernel, grid, tensors, numbers, **constants):
     """Call `kernel[grid](...)`. What Triton compiled for such arguments before is launched
     directly; then what launches it, the tensors and the other arguments are given back."""
-    if interpreted():
-        repair()
     if not DIRECT or torch.version.hip:
-        kernel[grid](*tensors, *numbers, **constants)
+        called_first(kernel, grid, tensors, numbers, constants)
         return None
     device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
@@ -385,7 +390,7 @@ def launch(kernel, grid, tensors, numbers, **constants):
         start, values = known
         start(*tensors, *values)
         return None if any(odd) else (start, tensors, values)
-    compiled = kernel[grid](*tensors, *numbers, **constants)
+    compiled = called_first(kernel, grid, tensors, numbers, constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()

@@ -45,7 +45,6 @@ from fusion_advisor.sourcepatch.other_sizes import (
     Serving,
     alike,
     size_numbers,
-    spelled_sizes,
 )
 
 
@@ -121,8 +120,8 @@ class Placement:
         return size_numbers(self.flow, self.resized)
 
     @cached_property
-    def _told(self) -> list[dict[Ref, frozenset[int]]]:
-        return spelled_sizes(self.flow, self.resized)
+    def _told(self) -> list[Mapping[Ref, frozenset[int]]]:
+        return [each.given for each in self.flow.varied]
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""

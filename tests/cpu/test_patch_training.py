@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 """
 
-MODEL = f"""{HEAD}
+NORM = f"""{HEAD}
 
 class Norm(nn.Module):
     def __init__(self, width):
@@ -41,6 +41,9 @@ class Norm(nn.Module):
     def forward(self, x):
         h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
         return self.weight * h
+"""
+
+MODEL = f"""{NORM}
 
 
 class Model(nn.Module):
@@ -310,17 +313,7 @@ def test_the_command_says_what_it_placed(tmp_path: Path) -> None:
     assert "--search" in searched.stderr
 
 
-FROZEN = f"""{HEAD}
-
-class Norm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 2.0, 256))
-
-    def forward(self, x):
-        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.weight * h
-
+FROZEN = f"""{NORM}
 
 class Model(nn.Module):
     def __init__(self):
@@ -329,7 +322,7 @@ class Model(nn.Module):
         self.given = nn.Linear(256, 256)
         for each in (*self.words.parameters(), *self.given.parameters()):
             each.requires_grad_(False)
-        self.first, self.second, self.lin = Norm(), Norm(), nn.Linear(256, 256)
+        self.first, self.second, self.lin = Norm(256), Norm(256), nn.Linear(256, 256)
         self.second.weight.requires_grad_(False)
 
     def forward(self, ids):
