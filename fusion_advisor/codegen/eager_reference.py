@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from fusion_advisor.codegen.kernel_file import factors, product
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.lower import Expressed
-from fusion_advisor.ir.graph import Arg, Node, Ref, Symbol
+from fusion_advisor.ir.graph import Arg, GivenNumber, Node, Ref, Symbol
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.region.builder import NARROW_FLOATS
@@ -37,7 +37,7 @@ Numbers = tuple[int | float | None, ...]
 
 def numbers_of(node: Node) -> Numbers:
     """Numbers in the reference of a node, beside tensors and the sizes that it reads off them; None
-    for what is no number."""
+    for what is no number, or is given."""
     op = REGISTRY.get(node.op)
     if op is None or node.op in RESHAPES:
         return ()
@@ -49,6 +49,8 @@ def _plain(arg: Arg) -> Iterator[int | float | None]:
     if isinstance(arg, tuple):
         for each in arg:
             yield from _plain(each)
+    elif isinstance(arg, GivenNumber):
+        yield None
     else:
         yield arg if isinstance(arg, int | float) else None
 
@@ -59,9 +61,10 @@ def reference_lines(
     inputs: Mapping[Ref, str],
     sizes: Mapping[int, str],
     titles: Mapping[str, str],
+    numbers: Mapping[Hashable, str],
 ) -> list[str]:
     """The body of `reference`: one line a node, and the return. `sizes` names every axis, `titles`
-    every node."""
+    every node, `numbers` what is given beside tensors."""
     texts: dict[Ref, str] = dict(inputs)
     lines: list[str] = []
     device = next(iter(inputs.values()))
@@ -107,7 +110,7 @@ def reference_lines(
         made = next(i for i, tensor in enumerate(node.outputs) if tensor is not None)
         shape = shape_of(Ref(node.name, made), near)
         stream, _ = expressed.draws.get(node.name, (0, None))
-        call = _call(node, operands, shape, device, stream)
+        call = _call(node, operands, shape, device, stream, numbers)
         name = titles[node.name]
         lines.append(f"{name} = {call}")
         single = len(node.outputs) == 1 and node.op not in _LISTS
@@ -147,7 +150,14 @@ def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
     return [number for number in expressed.members if number in needed]
 
 
-def _call(node: Node, operands: list[str], shape: list[str], device: str, stream: int) -> str:
+def _call(
+    node: Node,
+    operands: list[str],
+    shape: list[str],
+    device: str,
+    stream: int,
+    numbers: Mapping[Hashable, str],
+) -> str:
     """One aten call; an in-place op by its functional overload."""
     if node.op in RESHAPES:
         return f"{operands[0]}.reshape({_tuple(shape)})"
@@ -155,8 +165,8 @@ def _call(node: Node, operands: list[str], shape: list[str], device: str, stream
     namespace, base, overload = node.op.split(".", 2)
     functional = base[:-1] if node.mutates and base.endswith("_") else base
     remaining = iter(operands)
-    raw = [_argument(arg, remaining) for arg in node.args]
-    keywords = [(name, _argument(value, remaining)) for name, value in node.kwargs]
+    raw = [_argument(arg, remaining, numbers) for arg in node.args]
+    keywords = [(name, _argument(value, remaining, numbers)) for name, value in node.kwargs]
     if op.reference:
         return _drawn(op, node, raw, stream, _tuple(shape), device)
     written = [_sized(op, place, raw, shape) for place in range(len(raw))]
@@ -198,13 +208,15 @@ def _widened(node: Node, number: int) -> str:
     return ".float()" if tensor.dtype == "float32" else ""
 
 
-def _argument(arg: Arg, operands: Iterator[str]) -> str:
+def _argument(arg: Arg, operands: Iterator[str], numbers: Mapping[Hashable, str]) -> str:
     if isinstance(arg, Ref):
         return next(operands)
     if isinstance(arg, Symbol):
         return arg.text
     if isinstance(arg, tuple):
-        return f"[{', '.join(_argument(item, operands) for item in arg)}]"
+        return f"[{', '.join(_argument(item, operands, numbers) for item in arg)}]"
+    if isinstance(arg, GivenNumber):
+        return numbers[arg.key]
     if isinstance(arg, float) and not math.isfinite(arg):
         return f'float("{arg}")'
     return repr(arg)

@@ -25,7 +25,7 @@ from fusion_advisor.codegen.kernel_file import (
 from fusion_advisor.codegen.selftest import selftest
 from fusion_advisor.codegen.spelling import AS_IT_IS, Parts, fitted, quoted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
-from fusion_advisor.codegen.titles import titled, titles, wish
+from fusion_advisor.codegen.titles import titled, titles, wish, wished
 from fusion_advisor.codegen.triton import Triton
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.decide import Decision
@@ -78,6 +78,7 @@ def emit(
         cases=made,
         launches=launches(file),
         yardstick=reference,
+        numbers=file.numbers,
     )
 
 
@@ -144,11 +145,14 @@ def _prepare(
     state = STATE if expressed.draws else ()
     state = tuple(names.claim(name) for name in state)
     inputs = (*(names.claim(wish(flow, ref)) for ref in expressed.inputs), *state)
+    numbers = tuple(names.claim(wished(number.name)) for number in expressed.numbers)
     outputs = tuple(names.claim(f"{wish(flow, ref)}_out") for ref in expressed.outputs)
     named = titles(flow, expressed, names)
     plan = titled(plan, named)
     tensors = {f"in{i}": text for i, text in enumerate(inputs)}
     tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
+    for i, text in enumerate(numbers):
+        tensors |= {f"number{i}": text, f"inverse{i}": names.claim(f"inverse_{text}")}
     for step in plan.steps:
         for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
             if access.name not in tensors:
@@ -180,8 +184,9 @@ def _prepare(
         verify(kernel.function, kernel.filled)
         kernels.append(kernel)
     return KernelFile(
-        name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole, named
-    )
+        name, plan, expressed, tuple(kernels), inputs, outputs, numbers, sizes, strides, whole,
+        named,
+    )  # fmt: skip
 
 
 def _space_name(plan: Plan, name: str) -> str:
@@ -299,7 +304,9 @@ def reference_of(file: KernelFile, flow: Dataflow) -> str:
     inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
     whole = _origins(file.plan, file.input_names, file.origins)
     captured = {axis: f"{name}.shape[{d}]" for axis, (name, d) in whole.items()}
-    lines = reference_lines(flow, file.expressed, inputs, {**file.sizes, **captured}, file.titles)
+    numbers = {n.key: t for n, t in zip(file.expressed.numbers, file.numbers, strict=True)}
+    sized = {**file.sizes, **captured}
+    lines = reference_lines(flow, file.expressed, inputs, sized, file.titles, numbers)
     used = "\n".join(lines)
     sizes = [
         f"{file.sizes[axis]} = {name}.shape[{d}]"
@@ -307,6 +314,6 @@ def reference_of(file: KernelFile, flow: Dataflow) -> str:
         if file.sizes[axis] in used
     ]
     content = "\n".join(f"    {line}" for line in [*sizes, *lines])
-    head = f"def reference({', '.join(file.input_names)}):"
+    head = f"def reference({', '.join(file.given)}):"
     what = "What eager launches" + (", on the kernels' random bits." if file.random else ".")
     return f'{head}\n    """{what}"""\n{content}'

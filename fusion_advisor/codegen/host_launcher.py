@@ -142,7 +142,7 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
     in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
     one_by_one = [f"problem = {checks[0]}", *(f"problem = problem or {c}" for c in checks[1:])]
     lines = [in_one] if len(in_one) <= 96 else in_many if len(checks) > 2 else one_by_one
-    given = ", ".join(file.input_names)
+    given = ", ".join(file.given)
     unserved = f"return fall_back(problem, {file.name}, reference, {given})"
     empty = f"return reference({given})"
     if refuses:
@@ -164,9 +164,10 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
             lines += _exchanged(file, kernel)
     lines.append(_launches(file))
     lines.append(_remember(file))
+    varying = [f"numbers={_tuple(file.numbers)}"] if file.numbers else []
     lines.append(f"return {', '.join(file.output_names)}")
     lines = [
-        f"layout, plan = plan_of({file.name}, {given})",
+        f"layout, plan = plan_of({', '.join([file.name, *file.input_names, *varying])})",
         "if plan is not None:",
         f"    return do_again(plan, {given})",
         *_read(file, "\n".join(lines)),
@@ -174,7 +175,8 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
         *lines,
     ]
     content = "\n".join(f"    {line}" for line in lines)
-    parameters = ", ".join(file.input_names)
+    numbers = [f"{name}: float" for name in file.numbers]
+    parameters = ", ".join([*file.input_names, *numbers])
     if file.random:
         tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
         content = f"    {state} = random_state({state}, {device}.device)\n{content}"
@@ -266,10 +268,17 @@ def _call(file: KernelFile, kernel: JitFunction) -> str:
 
 
 def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:
-    """The sizes and strides that a kernel takes."""
+    """The sizes, strides and given numbers that a kernel takes."""
     sizes = [extent(file, axes) for axes in kernel.body.sizes.values()]
     strides = kernel.body.strides.values()
-    return [*sizes, *(_free_stride(file, kernel, access, along) for access, along in strides)]
+    numbers = kernel.body.numbers.values()
+    given = [_GIVEN[each.to].format(file.numbers[int(each.literal)]) for each in numbers]
+    free = [_free_stride(file, kernel, access, along) for access, along in strides]
+    return [*sizes, *free, *given]
+
+
+_GIVEN = {"": "float({0})", "inverse": "inverse({0})"}
+"""Given numbers as a launcher hands them on: an int would be another argument to the compiler."""
 
 
 def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:

@@ -38,7 +38,8 @@ class JitFunction:
     def function(self) -> TileFunction:
         """Function that it is written as."""
         workspace = ("workspace_ptr",) if self.step.phases else ()
-        arguments = (*self.pointers, *workspace, *self.body.sizes, *self.body.strides)
+        numbers = (*self.body.sizes, *self.body.strides, *self.body.numbers)
+        arguments = (*self.pointers, *workspace, *numbers)
         constants = tuple(constant.name for constant in self.body.constants)
         return TileFunction(self.name, arguments, constants, self.program, self.body.note)
 
@@ -99,6 +100,8 @@ class KernelFile:
     kernels: tuple[JitFunction, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
+    numbers: tuple[str, ...]
+    """Numbers that the file is given behind its tensors, as `expressed.numbers`."""
     sizes: Mapping[int, str]
     """Every axis by its name in the launcher, or by its literal size."""
     strides: Mapping[str, str]
@@ -140,6 +143,11 @@ class KernelFile:
             known, rest = factors(tuple(axis for dim in dims for axis in dim), places, self.extents)
             texts[product([*(self.sizes[axis] for axis in known), str(rest)])] = None
         return [text for text in texts if not text.isdigit()]
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Everything that the file is given, by name."""
+        return (*self.input_names, *self.numbers)
 
     @property
     def random(self) -> bool:

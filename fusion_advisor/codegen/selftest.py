@@ -32,7 +32,7 @@ def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook
         _tolerance(small, rulebook),
     ]
     if framework:
-        given = ", ".join(file.input_names)
+        given = ", ".join(file.given)
         called = _called(framework, file.input_names)
         lines += ["BESIDE = {", f'    "framework": lambda {given}: {called},', "}"]
     return "\n".join(lines)
@@ -46,7 +46,8 @@ def _inputs(name: str, case: Case) -> str:
         for tensor, bounds in zip(case.inputs, ranges, strict=True)
         for range_ in (() if "float" in tensor.dtype else bounds or _any_of(tensor.dtype),)
     ]
-    line = f"{name} = [{', '.join(f'({text})' for text in texts)}]"
+    given = [*(f"({text})" for text in texts), *map(repr, case.numbers)]
+    line = f"{name} = [{', '.join(given)}]"
     return line if len(line) <= WIDTH else f"{line}{AS_IT_IS}"
 
 

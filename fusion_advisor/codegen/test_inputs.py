@@ -93,6 +93,7 @@ def _launch(kernel: JitFunction) -> Launch:
     if step.phases:
         signature.append(("workspace_ptr", "*i64"))
     signature += [(name, "i32" if v <= INT32_MAX else "i64") for name, v in values.items()]
+    signature += [(name, "fp32") for name in kernel.body.numbers]
     signature += [(constant.name, "constexpr") for constant in kernel.body.constants]
     pointers = [name for name, kind in signature if kind.startswith("*")]
     return Launch(
@@ -314,7 +315,9 @@ def _inputs(
     inputs = tuple(tensors[given] for given in file.input_names)
     ranges = [_range(file, number, tensors, sizes) for number in range(len(inputs))]
     rare = tuple(_compared(file, number, sizes, ranges[number]) for number in range(len(inputs)))
-    return Case(name=name, inputs=inputs, ranges=tuple(_in_common(inputs, ranges)), rare=rare)
+    numbers = tuple(number.given for number in file.expressed.numbers)
+    limits = tuple(_in_common(inputs, ranges))
+    return Case(name=name, inputs=inputs, ranges=limits, rare=rare, numbers=numbers)
 
 
 def _in_common(

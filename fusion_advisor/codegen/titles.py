@@ -25,7 +25,11 @@ _SHORT = {"_to_copy": "to", "_fused_rms_norm": "rms_norm", "clone": "copy"}
 
 def wish(flow: Dataflow, ref: Ref) -> str:
     """Name that a tensor would have in a file where nothing else has names."""
-    name = _name(flow, ref)
+    return wished(_name(flow, ref))
+
+
+def wished(name: str) -> str:
+    """Name of the source, or one like it where files have another use for that."""
     return f"{name}_value" if _MADE.fullmatch(name) else name
 
 

@@ -82,14 +82,14 @@ def _never(*_: Any) -> str:
     return "it is traced"
 
 
-def _no_plan(*_: Any) -> tuple[None, None]:
+def _no_plan(*_: Any, **__: Any) -> tuple[None, None]:
     """Stands in for the plan cache: the launcher checks each tensor."""
     return None, None
 
 
-def _reference(problem: str, launcher: Call, reference: Call, *tensors: Any) -> Any:
+def _reference(problem: str, launcher: Call, reference: Call, *given: Any) -> Any:
     del problem, launcher
-    return reference(*tensors)
+    return reference(*given)
 
 
 def _called_as_it_is_by(module: ModuleType, instead: Call) -> Call:
@@ -137,20 +137,18 @@ def _traced(module: ModuleType) -> Call:
     plain: Any = vars(module)["fall_back"]
     serves: Any = vars(module)["serves"]
 
-    def called(problem: str, launcher: Call, reference: Call, *tensors: Any) -> Any:
-        problem = _guarded(module, serves, launcher, tensors) or ""
+    def called(problem: str, launcher: Call, reference: Call, *given: Any) -> Any:
+        problem = _guarded(module, serves, launcher, given) or ""
         if not problem:
-            return _operator(launcher, reference, len(tensors))(*tensors)
+            return _operator(launcher, reference, given)(*given)
         named = () if _launcher(module) else (launcher, reference)
-        return plain(problem, *named, *tensors)
+        return plain(problem, *named, *given)
 
     return called
 
 
-def _guarded(
-    module: ModuleType, serves: Any, launcher: Call, tensors: tuple[Any, ...]
-) -> str | None:
-    """Reason why a launcher does not serve some tensors, whatever their device; None where it
+def _guarded(module: ModuleType, serves: Any, launcher: Call, given: tuple[Any, ...]) -> str | None:
+    """Reason why a launcher does not serve what it is given, whatever their device; None where it
     serves them."""
 
     def refuse(problem: str, *_: Any) -> NoReturn:
@@ -167,7 +165,7 @@ def _guarded(
         mock.patch.object(torch, "empty_strided", allocate),
     ):
         try:
-            launcher(*tensors)
+            launcher(*given)
         except _Served:
             return None
         except _Refused as refused:
@@ -175,15 +173,16 @@ def _guarded(
     return "it has nothing to do"
 
 
-def _operator(launcher: Call, reference: Call, count: int) -> Any:
+def _operator(launcher: Call, reference: Call, given: tuple[Any, ...]) -> Any:
     """The operator of an emitted file, with as many results as its reference."""
     name = launcher.__module__.replace(".", "_")
     if name not in _DEFINED:
-        inputs = ", ".join(f"Tensor in{index}" for index in range(count))
+        kinds = ["Tensor" if isinstance(each, torch.Tensor) else "float" for each in given]
+        inputs = ", ".join(f"{kind} in{index}" for index, kind in enumerate(kinds))
         _LIBRARY.define(f"{name}({inputs}) -> Tensor[]")
 
-        def results(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            found = reference(*tensors)
+        def results(*given: Any) -> list[torch.Tensor]:
+            found = reference(*given)
             return [*found] if isinstance(found, tuple) else [found]
 
         _LIBRARY.impl(name, results, "CompositeExplicitAutograd")
@@ -191,8 +190,8 @@ def _operator(launcher: Call, reference: Call, count: int) -> Any:
         _DEFINED[name] = getattr(getattr(torch.ops, NAMESPACE), name).default
     operator = _DEFINED[name]
 
-    def call(*tensors: torch.Tensor) -> Any:
-        found = operator(*tensors)
+    def call(*given: Any) -> Any:
+        found = operator(*given)
         return found[0] if len(found) == 1 else tuple(found)
 
     return call

@@ -20,7 +20,7 @@ from fusion_advisor.region.builder import FLOAT_DTYPES
 from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.primitives import PRIMITIVES
 
-_ONCE = frozenset({"load", "const", "place", "extent", "size", "round", "cast"})
+_ONCE = frozenset({"load", "const", "given", "place", "extent", "size", "round", "cast"})
 """Expressions beside primitives that round once or not at all."""
 _EXTREMES = ("max", "min", "argmax", "argmin")
 

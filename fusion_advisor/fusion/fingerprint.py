@@ -8,7 +8,7 @@ import hashlib
 from fusion_advisor.cost.annotate import element_set
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.lower import Boundary
-from fusion_advisor.ir.graph import Arg, Ref
+from fusion_advisor.ir.graph import Arg, GivenNumber, Ref
 
 
 def fingerprint(flow: Dataflow, border: Boundary) -> str:
@@ -17,6 +17,7 @@ def fingerprint(flow: Dataflow, border: Boundary) -> str:
     tensors = flow.annotated.tensors
     local = {number: place for place, number in enumerate(border.members)}
     outer: dict[object, int] = {}
+    numbers: dict[object, int] = {}
 
     def tensor(ref: Ref) -> object:
         number = flow.position[ref.node]
@@ -35,6 +36,8 @@ def fingerprint(flow: Dataflow, border: Boundary) -> str:
                 return tensor(next(operands)) if arg in tensors else None
             if isinstance(arg, tuple):
                 return tuple(shown(item) for item in arg)
+            if isinstance(arg, GivenNumber):  # whatever it is
+                return "given", numbers.setdefault(arg.key, len(numbers))
             return repr(arg)
 
         args = tuple(shown(arg) for arg in node.args)

@@ -59,7 +59,7 @@ class Form:
         return found
 
     def constant(self, number: int) -> bool:
-        return self.expr(number).op in ("const", "size")
+        return self.expr(number).op in ("const", "given", "size")
 
 
 def name_of(subject: Subject, rulebook: Rulebook) -> str:

@@ -134,6 +134,7 @@ def _matching(
     result = forms.of(region.outputs[0].value)
     constants = [region.exprs[i] for i in region.all("const")]
     choices = {float(c.literal) for c in constants if c.dtype in FLOATS}
+    choices |= {region.exprs[i].captured for i in region.all("given")}
     for order in permutations(extra):
         for eps in sorted(choices | {0.0}):
             wanted = formula(region.reduced, eps, forms.of(x), *(forms.of(i) for i in order))

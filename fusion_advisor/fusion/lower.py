@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.decisive import decisive_nodes
 from fusion_advisor.ir.addressed import addressed_bytes
-from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.ir.graph import GivenNumber, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.region.axes import Dims, NotExpressible
 from fusion_advisor.region.builder import NARROW_FLOATS, Builder, Value
@@ -43,6 +43,8 @@ class Expressed:
     dims: dict[Ref, Dims]
     draws: dict[str, tuple[int, Tensor]]
     flips: tuple[str, ...] = ()
+    numbers: tuple[GivenNumber, ...] = ()
+    """Numbers that the kernel is given beside its tensors."""
 
     @property
     def form(self) -> object:
@@ -177,6 +179,8 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
 
     for number in border.members:
         _state(number)
+    if draws and builder.given:
+        raise NotExpressible("random numbers beside a number of the call")
     missing = [ref for ref in border.outputs if ref not in values]
     if missing:
         lost = f"output {missing[0].output} of {missing[0].node} has no meaning"
@@ -187,7 +191,10 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
     flips = tuple(decisive.flips(flow, builder.exprs, numbers))
-    return Expressed(region, tuple(order), border.outputs, border.members, dims, draws, flips)
+    return Expressed(
+        region, tuple(order), border.outputs, border.members, dims, draws, flips,
+        tuple(builder.given),
+    )  # fmt: skip
 
 
 def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:

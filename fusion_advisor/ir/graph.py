@@ -10,7 +10,7 @@ Units: sizes, strides and offsets are elements; `bytes` are HBM bytes; times are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -120,6 +120,31 @@ class Symbol:
     """Torch constant by its Python spelling: `torch.bfloat16`, `torch.channels_last`."""
 
     text: str
+
+
+class GivenNumber(float):
+    """Number that the source of a model holds where a kernel is called: an argument of the kernel,
+    in place of a constant. Numbers of one `key` are one argument; `name` is the source's word for
+    it. With `inverse` it is the reciprocal of the number `given`, which the source holds."""
+
+    key: Hashable
+    name: str
+    given: float
+    inverse: bool
+
+    def __new__(
+        cls, value: float, key: Hashable, name: str, *, inverse: bool = False
+    ) -> GivenNumber:
+        """Number, or the reciprocal of a number: an infinity for zero, as in eager's divisions."""
+        inverted = 1.0 / value if value else math.copysign(math.inf, value)
+        made = super().__new__(cls, inverted if inverse else value)
+        made.key, made.name, made.given, made.inverse = key, name, float(value), inverse
+        return made
+
+    @property
+    def reciprocal(self) -> GivenNumber:
+        """The number that is multiplied with in place of a division."""
+        return GivenNumber(self.given, self.key, self.name, inverse=True)
 
 
 Arg = Ref | Symbol | None | bool | int | float | str | tuple["Arg", ...]

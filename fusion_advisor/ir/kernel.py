@@ -51,6 +51,8 @@ class Case:
     checked."""
     programs: int = 0
     """The most programs that walk the rows here; 0: as many as the file says."""
+    numbers: tuple[float, ...] = ()
+    """Numbers behind the inputs, as in the graph."""
     stores: int | None = None
     """Upper limit on the elements that the kernels store, repeats counted. None: no limit
     is checked."""
@@ -90,6 +92,8 @@ class Kernel:
     yardstick: str = ""
     """Text of `reference` as the model's graph states it, which the file's own `reference` must
     equal; empty: the file's own is used."""
+    numbers: tuple[str, ...] = ()
+    """Names of the numbers that the launcher is given behind its tensors."""
     gradients: tuple[int, ...] = ()
     """Inputs of which the file makes the gradient, too."""
 

@@ -39,6 +39,7 @@ __all__ = [
 
 OFFERS = (
     "attention",
+    "given",
     "losses",
     "registry",
 )

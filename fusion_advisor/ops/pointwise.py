@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fusion_advisor.ir.addressed import addressed_bytes
-from fusion_advisor.ir.graph import DTYPE_BYTES, Arg
+from fusion_advisor.ir.graph import DTYPE_BYTES, Arg, GivenNumber
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
 from fusion_advisor.region.axes import NotExpressible
@@ -120,6 +120,8 @@ def _floor_mod(b: Builder, x: Value, y: Operand) -> Value:
 
 def _inverse(number: Scalar) -> float:
     """The reciprocal of a divisor; an infinity for zero."""
+    if isinstance(number, GivenNumber):
+        return number.reciprocal
     return 1.0 / number if number else math.copysign(math.inf, number)
 
 

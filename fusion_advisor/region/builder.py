@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from fusion_advisor.ir.graph import FLOATS, Tensor
+from fusion_advisor.ir.graph import FLOATS, GivenNumber, Tensor
 from fusion_advisor.region.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.region.exprs import INDEX, Expr, Pool, depends_on, needed
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
@@ -161,6 +161,8 @@ class Builder(Pool):
     axes alone."""
     random_state: tuple[Value, ...] = ()
     """The values of seed and offset, once an op draws random bits."""
+    given: list[GivenNumber] = field(default_factory=list[GivenNumber])
+    """The numbers that the kernel is given, each once."""
     streams: int = 0
     """The number of draws of random bits so far."""
     bounds: dict[int, int] = field(default_factory=dict[int, int])
@@ -204,6 +206,8 @@ class Builder(Pool):
     def const(self, value: Scalar, dtype: str) -> Value:
         """A scalar; `dtype` is its torch dtype."""
         held = compute_dtype(dtype)
+        if isinstance(value, GivenNumber):
+            return self._number(value, held, dtype)
         if held in FLOATS:
             value = float(value)
         elif held == "bool":
@@ -213,6 +217,19 @@ class Builder(Pool):
         else:
             value = int(value)
         return self._make(Expr("const", (), held, literal=repr(value)), (), dtype)
+
+    def _number(self, number: GivenNumber, held: str, dtype: str) -> Value:
+        """A number that the kernel is given, which is a float32 there."""
+        if held != "float32":
+            raise NotExpressible(f"{number.name}, a float32 of the call, in {held}")
+        known = [each.key for each in self.given]
+        if number.key not in known:
+            self.given.append(number)
+            known.append(number.key)
+        place, way = str(known.index(number.key)), "inverse" if number.inverse else ""
+        return self._make(
+            Expr("given", (), held, literal=place, to=way, captured=float(number)), (), dtype
+        )
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: str) -> Value:
         """A scalar with the shape of a tensor."""

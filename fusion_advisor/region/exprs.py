@@ -20,15 +20,17 @@ INDEX = "index"
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """One value. `op`: `load`, `const`, `place`, `extent`, `size`, `round`, `cast`, `reduce`,
-    `scan`, `random16`, `random32`, or a primitive.
+    """One value. `op`: `load`, `const`, `given`, `place`, `extent`, `size`, `round`, `cast`,
+    `reduce`, `scan`, `random16`, `random32`, or a primitive.
 
     A load has the number of its `input`, and as `args` the index of each dimension, with a guard
     behind them when `guarded`: where the guard is false, nothing is read and the value is zero. A
-    constant has its `literal`; a place, an extent (an integer), a size (a float), a reduction and
-    a scan their `axes`; a reduction and a scan their `monoid`; a scan may be in `reverse`; a round
-    and a cast have the dtype they go `to`. Random bits have seed, offset and the number of the
-    element as `args`, and which draw of the region they are as `literal`.
+    constant has its `literal`; a given number has its place among those of the kernel as `literal`,
+    and where its reciprocal is wanted `inverse` as `to`; a place, an extent (an integer), a size (a
+    float), a reduction and a scan have their `axes`; a reduction and a scan their `monoid`; a scan
+    may be in `reverse`; a round and a cast have the dtype they go `to`. Random bits have seed,
+    offset and the number of the element as `args`, and which draw of the region they are as
+    `literal`.
     """
 
     op: str
@@ -44,6 +46,8 @@ class Expr:
     exact: bool = False
     """Whether it is rounded once, with nothing contracted, as what a discontinuous op is fed has to
     be."""
+    captured: float = field(default=0.0, compare=False)
+    """Value of a given number in the graph."""
     rough: bool = False
     """Whether eager stores what it is made for in 16 bits: no digit beyond those shows."""
 
@@ -62,6 +66,12 @@ class Expr:
         if self.op != "const" or self.dtype in FLOATS:
             return None
         return int(self.literal == "True") if self.dtype == "bool" else int(self.literal)
+
+
+def number_of(given: Expr) -> str:
+    """Name of a given number among the arguments of a region: its own, or that of its
+    reciprocal."""
+    return f"{given.to or 'number'}{given.literal}"
 
 
 FOLD: dict[str, Callable[[int, int], int | bool]] = {

@@ -12,7 +12,7 @@ from fusion_advisor.region.primitives import MONOIDS
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import Device
 
-UNISSUED = ("load", "const", "place", "extent", "size", "taken")
+UNISSUED = ("load", "const", "given", "place", "extent", "size", "taken")
 """Operations of addresses and constants, whose cost is counted with the elements."""
 _FEW = 3
 """Instructions up to which a primitive counts as one that the compiler contracts with others."""

@@ -164,6 +164,8 @@ class Forms:
             case "const", []:
                 literal = float(expr.literal)
                 return number(literal) if math.isfinite(literal) else None
+            case "given", []:
+                return number(expr.captured)
             case "size", []:
                 return size(expr.axes)
             case (("cast" | "round"), [x]):

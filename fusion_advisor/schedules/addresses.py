@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 
-from fusion_advisor.region.exprs import INDEX
+from fusion_advisor.region.exprs import INDEX, Expr
 from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.schedules.base import DIVISOR
 from fusion_advisor.schedules.coordinates import Coordinates
@@ -47,6 +47,8 @@ class Addresses(Coordinates):
     strides: dict[str, tuple[Access, Group | int]] = field(
         default_factory=dict[str, tuple[Access, Group | int]]
     )
+    numbers: dict[str, Expr] = field(default_factory=dict[str, Expr])
+    """Numbers that it is given, by their names in the file, in the order of first use."""
     told: list[Constant] = field(default_factory=list[Constant])
     """Divisors of sizes that the compiler is told."""
 

@@ -369,7 +369,7 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
 
     def size(number: int) -> int:
         expr = region.exprs[number]
-        if expr.op in ("const", "size", "extent", "place") or expr.dtype == "index":
+        if expr.op in ("const", "given", "size", "extent", "place") or expr.dtype == "index":
             return 0
         return extent[number] * DTYPE_BYTES[region.exprs[number].dtype]
 

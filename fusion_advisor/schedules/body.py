@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
-from fusion_advisor.region.exprs import Expr
+from fusion_advisor.region.exprs import Expr, number_of
 from fusion_advisor.region.peephole import WITH_ONE, added_up, one_more
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import SHARES
@@ -54,9 +54,9 @@ _LIMITS = {
 }
 _LONGEST_PART = 50
 """Letters; a longer part of an expression gets a statement and a name of its own."""
-_NUMBERS = ("const", "size", "taken", "extent")
+_NUMBERS = ("const", "given", "size", "taken", "extent")
 """Numbers, or arguments that may be one."""
-_UNMADE = ("const", "size", "taken", "extent", "place")
+_UNMADE = ("const", "given", "size", "taken", "extent", "place")
 """What takes no line: numbers, sizes and places, written where they are used."""
 
 _Kind = TypeVar("_Kind", bound="Body")
@@ -127,6 +127,7 @@ class Body(Addresses):
             tensors=self.tensors,
             names=names,
             strides=self.strides,
+            numbers=self.numbers,
             precise=self.precise,
             unrolled=self.unrolled,
             **more,
@@ -299,6 +300,8 @@ class Body(Addresses):
         expr = self.region.exprs[number]
         if expr.op == "const":
             return Literal(expr.literal)
+        if expr.op == "given":
+            return self._given(expr)
         if expr.op in ("size", "taken", "extent"):
             return self._extent(expr)
         if expr.op == "place":
@@ -317,6 +320,12 @@ class Body(Addresses):
         if expr.op == "scan":
             return self._scan(expr, self._masked(expr, operands[0]))
         return self._applied(number, expr, operands)
+
+    def _given(self, expr: Expr) -> Tile:
+        """A number that the kernel is given, by its name."""
+        name = self.tensors[number_of(expr)]
+        self.numbers[name] = expr
+        return Name(name)
 
     def _applied(self, number: int, expr: Expr, operands: list[Tile]) -> Tile:
         """A primitive of its operands."""

@@ -87,8 +87,10 @@ def operator_name(function):
 
 
 def schema(name, function, results):
-    """Signature of an operator: tensors in, tensors out."""
-    given = ", ".join(f"Tensor in{n}" for n in range(function.__code__.co_argcount))
+    """Signature of an operator: tensors in, and what is annotated as a float; tensors out."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    kinds = ["float" if name in function.__annotations__ else "Tensor" for name in names]
+    given = ", ".join(f"{kind} in{n}" for n, kind in enumerate(kinds))
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"{name}({given}) -> {made}"
 
@@ -97,19 +99,19 @@ def define(name, launcher, results):
     """Define an operator: on tensors it is the launcher, on fake ones what that allocates. Where a
     gradient is required, the launcher runs the reference, through which autograd sees."""
 
-    def idle(*tensors):
+    def idle(*given):
         before, here.idle = here.idle, True
         try:
-            return launcher(*tensors)
+            return launcher(*given)
         except Unlaunched as unlaunched:
             return unlaunched.args[0] if results == 1 else unlaunched.args[:results]
         finally:
             here.idle = before
 
-    def under_autograd(keys, *tensors):
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return idle(*tensors)
-        return launcher.operator.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
+    def under_autograd(keys, *given):
+        if torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in given):
+            return idle(*given)
+        return launcher.operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
 
     LIBRARY.define(schema(name, launcher, results), tags=TAGS)
     LIBRARY.impl(name, launcher, "CompositeExplicitAutograd")
@@ -212,6 +214,11 @@ def in_layout(gradient, layout):
 def cdiv(count, size):
     """Number of blocks of a size that hold so many; Triton's own takes the host longer."""
     return -(-count // size)
+
+
+def inverse(number):
+    """Factor by which eager divides by a number."""
+    return 1.0 / number if number else math.copysign(math.inf, number)
 
 
 def power_of_two(count):
@@ -321,7 +328,7 @@ fallbacks = {}
 """Calls of each launcher that eager ran instead."""
 
 
-def fall_back(problem, launcher, reference, *tensors):
+def fall_back(problem, launcher, reference, *given):
     """Run the reference instead, once with a warning; RuntimeError in strict mode."""
     name = launcher.__name__
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
@@ -330,11 +337,11 @@ def fall_back(problem, launcher, reference, *tensors):
     if place not in fallbacks:
         warnings.warn(f"{name}: {problem}; running eager instead", stacklevel=3)
     fallbacks[place] = fallbacks.get(place, 0) + 1
-    device = tensors[0].device.type
+    device = given[0].device.type
     if not torch.is_autocast_enabled(device):
-        return reference(*tensors)
+        return reference(*given)
     with torch.autocast(device, enabled=False):  # the casts are made already
-        return reference(*tensors)
+        return reference(*given)
 
 
 # -- launches --------------------------------------------------------------------------------------
@@ -426,16 +433,16 @@ plans = {}
 """Allocations and launches of a call, by the launcher and the layout of what it was given."""
 
 
-def plan_of(launcher, *tensors):
+def plan_of(launcher, *tensors, numbers=()):
     """Layout of what a launcher was given; and where the tensors lie, with what was done for others
-    of that layout: allocations and launches. None where the launcher has to ask; what is traced
-    calls its operator."""
+    of that layout and the same numbers. None where the launcher has to ask; what is traced calls
+    its operator."""
     traced = isinstance(tensors[0], TRACED)
     if traced or is_compiling() or here.idle:
         # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
         traced = is_dynamo_compiling() or (traced and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
-    layout = [launcher]
+    layout = [(launcher, *numbers)]
     for tensor in tensors:
         shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
         layout += shape, stride, tensor.dtype, device, tensor.requires_grad
@@ -452,17 +459,17 @@ def plan_of(launcher, *tensors):
     return layout, (pointers, plan)
 
 
-def do_again(plan, *tensors):
+def do_again(plan, *given):
     """Allocate and launch as before, or call an operator."""
     if type(plan) is not tuple:
-        return plan(*tensors)
+        return plan(*given)
     pointers, (made, zeroed, steps, results) = plan
     held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
     for like, sizes, options in made:
         if like is None:
             held.append(torch.empty_strided(*sizes, **options))
         else:
-            held.append(torch.empty_like(tensors[like]))
+            held.append(torch.empty_like(given[like]))
     for size, options in zeroed:
         held.append(torch.zeros(size, **options))
     for each in held:
@@ -588,9 +595,13 @@ def normal(radius, angle):
 
 def drawn(inputs, device, seed=0):
     """Random tensors, the same each time; of each input: shape, strides (None: dense), dtype, and
-    from where to where integers go."""
+    from where to where integers go. A number is itself."""
     torch.manual_seed(seed)
-    for shape, stride, dtype, *bounds in inputs:
+    for given in inputs:
+        if isinstance(given, float):
+            yield given
+            continue
+        shape, stride, dtype, *bounds = given
         stride = torch.empty(shape, device="meta").stride() if stride is None else stride
         size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)),)
         draw = functools.partial(torch.randint, *bounds) if bounds else torch.randn

@@ -3,6 +3,7 @@
 OFFERS = (
     "editing",
     "equivalence",
+    "given",
     "guards",
     "library_call",
     "other_sizes",

@@ -20,6 +20,7 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
+from fusion_advisor.sourcepatch.given import Held
 from fusion_advisor.sourcepatch.other_sizes import SIZED
 
 
@@ -82,15 +83,18 @@ class Guards:
     others: Sequence[Other] = ()
     resized: Sequence[Sources] = ()
 
-    def of(self, place: SourcePlace, edit: Edit, *, only_dtype: bool) -> str:
+    def of(
+        self, place: SourcePlace, edit: Edit, passed: Collection[Held] = (), *, only_dtype: bool
+    ) -> str:
         """The condition under which what is replaced computes something else; empty where there is
-        none. With `only_dtype` another dtype is one. NotPlaced where it cannot be asked there."""
+        none. Numbers that are `passed` need no asking. With `only_dtype` another dtype is one.
+        NotPlaced where it cannot be asked there."""
         here = _computed(self.sources, place.block, edit)
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
         conditions = {
             **dict.fromkeys(self._elsewhere(place, edit, here, names, only_dtype)),
-            **dict.fromkeys(self._exchanged(place, edit, names)),
-            **dict.fromkeys(self._numbers(place, edit)),
+            **dict.fromkeys(self._exchanged(place, edit, names, passed)),
+            **dict.fromkeys(self._numbers(place, edit, passed)),
         }
         return " or ".join(conditions)
 
@@ -155,11 +159,21 @@ class Guards:
         viewed = not text.isidentifier() and mentioned == {names.get(self.flow.base(ref))}
         return text if viewed else ""
 
-    def notices(self, place: SourcePlace, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
+    def notices(
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        passed: Collection[Held],
+        sources: Sources,
+        flow: Dataflow,
+    ) -> bool:
         """Whether some condition of an edit asks for a number that differs in the source as it ran
         built otherwise."""
         asked = [
-            {*guards._exchanged(place, edit, names), *guards._numbers(place, edit)}
+            {
+                *guards._exchanged(place, edit, names, passed),
+                *guards._numbers(place, edit, passed),
+            }
             for guards in (
                 Guards(self.sources, self.flow, resized=self.resized),
                 Guards(sources, flow, resized=self.resized),
@@ -204,11 +218,14 @@ class Guards:
 
     # Another module.
 
-    def _exchanged(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
+    def _exchanged(
+        self, place: SourcePlace, edit: Edit, names: Mapping[str, str], passed: Collection[Held]
+    ) -> Iterator[str]:
         """Conditions that a module whose call is removed is of another class, or that it, or the
         module that is edited, holds other numbers which torch's own code reads."""
         own = self.sources.module(place.activation)
         made = _computed(self.sources, place.block, edit, place)
+        given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
             text, held = attribute(path, names), self.sources.trail.modules.get(path)
             if text is None and path != own:
@@ -224,6 +241,8 @@ class Guards:
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
             for name in held.inherited if held.file else held.plain:
                 value = held.plain[name]
+                if (path, name) in given_too:
+                    continue
                 if value not in given and not value.startswith("'"):
                     continue
                 if text is None:
@@ -232,12 +251,13 @@ class Guards:
 
     # Another number.
 
-    def _numbers(self, place: SourcePlace, edit: Edit) -> Iterator[str]:
+    def _numbers(self, place: SourcePlace, edit: Edit, passed: Collection[Held]) -> Iterator[str]:
         """Conditions that numbers which Python holds have changed, for those that were
         always the same."""
         seen = self._seen(place.block, edit)
         for number in _read(*self._readers[0], place, edit):
-            if len(seen[number.file, number.span]) > 1:
+            here = number.file, number.span
+            if len(seen[here]) > 1 or any(each.has(*here) for each in passed):
                 continue
             if number.text:
                 yield _differs(number.text, number.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from fusion_advisor.codegen.header import Stamp, edited, fingerprint, read_stamp, restamped, stamped
@@ -30,7 +30,7 @@ from fusion_advisor.fusion.gates import Subject
 from fusion_advisor.fusion.idioms import name_of
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.fusion.lower import Boundary, Expressed, boundary, lower_region
-from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.graph import Node, Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
@@ -39,6 +39,7 @@ from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlin
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
+from fusion_advisor.sourcepatch.given import GivenNumbers, Held
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
@@ -106,6 +107,8 @@ class Placement:
     larger batch."""
     decided: Callable[[Iterable[int]], Decision] | None = None
     """Decision on any launches."""
+    given: GivenNumbers | None = None
+    """The numbers that kernels are given; None where all are constants."""
     serving: Serving | None = None
     """Comparison of launches by their kernels; None where each kernel serves its own alone."""
 
@@ -152,7 +155,8 @@ class Placement:
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
-        guards = [self._guards.of(place, edit, only_dtype=only_dtype)]
+        passed = self._passed(expressed)
+        guards = [self._guards.of(place, edit, passed, only_dtype=only_dtype)]
         unserved += [
             each.flow
             for each, sources in zip(self.resized, self.seen, strict=True)
@@ -171,9 +175,9 @@ class Placement:
             guards.append(self._guards.of_size(place, edit, unserved, served))
         held = [] if self.operators else self._held(decision, expressed)
         self._refuse_renumbered(held, renumbered)
-        operands = dict(zip(expressed.inputs, edit.taken.operands, strict=True))
+        operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
-        self._refuse_unnoticed(place, edit, expressed)
+        self._refuse_unnoticed(place, edit, expressed, passed)
         edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
@@ -191,11 +195,28 @@ class Placement:
                 raise NotPlaced(f"{ref.node} is a number in a tensor, which may lie on the host")
         call = KernelCall(name, expressed.inputs, expressed.outputs, only_dtype=only_dtype)
         if not self.operators:
-            return call
+            return replace(call, numbers=partial(self._number_texts, expressed))
         spelling = exact(subject, name_of(subject, subject.rulebook))
         if spelling is None:
             raise NotPlaced("no PyTorch op computes exactly this")
         return replace(call, line=spelling.framework, names=spelling.names)
+
+    def _members(self, expressed: Expressed) -> list[Node]:
+        return [self.flow.nodes[number] for number in expressed.members]
+
+    def _number_texts(self, expressed: Expressed, place: SourcePlace, line: int) -> list[str]:
+        """The numbers of an occurrence as a line of a place spells them."""
+        if not (self.given and expressed.numbers):
+            return []
+        return self.given.texts(expressed.numbers, self._members(expressed), place, line)
+
+    def _passed(self, expressed: Expressed) -> list[Held]:
+        """Origins of the numbers that an occurrence's kernel is given."""
+        if not self.given or self.operators:
+            return []
+        keys = {number.key for number in expressed.numbers}
+        uses = self.given.of(self._members(expressed))
+        return [held for number, held in uses if number.key in keys]
 
     def _unserved(
         self, decision: Decision, expressed: Expressed
@@ -262,7 +283,9 @@ class Placement:
         differing = sorted(told.get(ref, ()))
         return [d for d in differing if not dims[d] or any(axis not in read for axis in dims[d])]
 
-    def _refuse_unnoticed(self, place: SourcePlace, edit: Edit, expressed: Expressed) -> None:
+    def _refuse_unnoticed(
+        self, place: SourcePlace, edit: Edit, expressed: Expressed, passed: Sequence[Held]
+    ) -> None:
         """NotPlaced where a model that is built with other numbers has others in the group, and
         nothing that the guard asks for is another there."""
         rows = zip(self.resized, self.seen, self._numbers, self._told, strict=True)
@@ -271,7 +294,7 @@ class Placement:
             ref = next((r for r in inside if r.node in numbers or r in told), None)
             if not each.sizes.built or ref is None:
                 continue
-            if not self._guards.notices(place, edit, sources, each.flow):
+            if not self._guards.notices(place, edit, passed, sources, each.flow):
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
                 raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
 
@@ -438,7 +461,8 @@ def patch(
     there = kernels_of(standing)
     outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
     for each in choices:
-        outlines.choose(each, kernels[each.kernels[-1]].inputs)
+        kernel = kernels[each.kernels[-1]]
+        outlines.choose(each, (*kernel.inputs, *kernel.numbers))
     for file, edits in noted.items():
         path, source = Path(file).resolve(), placement.sources.file(file)
         result.before[path] = source.text

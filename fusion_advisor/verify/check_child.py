@@ -28,7 +28,7 @@ from __future__ import annotations
 import ast
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -46,7 +46,7 @@ from fusion_advisor.verify.gradients import check_gradients
 from fusion_advisor.verify.inputs import DISTRIBUTIONS, build_inputs
 from fusion_advisor.verify.launchers import Launcher
 from fusion_advisor.verify.launches import has_runtime, launch, limited
-from fusion_advisor.verify.references import check_layouts, truth
+from fusion_advisor.verify.references import check_layouts, truth, with_numbers
 from fusion_advisor.verify.tolerance import Error, Tensors, compare
 
 
@@ -73,9 +73,11 @@ def _check_requests(case: Case, loads: int, stores: int) -> None:
             )
 
 
-def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensors:
+def _launch_twice(
+    kernel: Kernel, module: ModuleType, inputs: Tensors, numbers: Sequence[float]
+) -> Tensors:
     """Launch on a GPU. Raises KernelFault when a second launch gives other bits."""
-    ours, again = (launch(module, kernel.entry, inputs) for _ in range(2))
+    ours, again = (launch(module, kernel.entry, inputs, numbers) for _ in range(2))
     if not all(_same_bits(a, b) for a, b in zip(ours, again, strict=True)):
         raise KernelFault("a second launch gave different bits")
     return ours
@@ -104,6 +106,10 @@ class Run:
     def distribution(self) -> str:
         return DISTRIBUTIONS[self.seed % len(DISTRIBUTIONS)]
 
+    def numbers(self, case: Case) -> tuple[float, ...]:
+        """The numbers behind the tensors: the graph's with every second seed, else others."""
+        return tuple(_OTHER * n if self.seed % 2 else n for n in case.numbers)
+
     def inputs(self, case: Case, further: int = 0) -> Tensors:
         """The tensors of a case; `further` is added to the seed for other draws."""
         return build_inputs(case, self.distribution, self.seed + further, self.device)
@@ -117,18 +123,23 @@ def _judge(
     return compare(ours, truth(yardstick, inputs), run.criterion, case.summed, further)
 
 
+_OTHER = 0.75
+"""Factor of a number of the graph that makes it another one, which is no infinity."""
+
+
 def check_once(
     kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
 ) -> Error:
     """Check one case with one draw. Raises KernelFault where something is wrong."""
-    inputs = run.inputs(case)
+    inputs, numbers = run.inputs(case), run.numbers(case)
+    yardstick = with_numbers(yardstick, numbers)
     try:
         if run.device != "cpu":
             with limited(module, case.programs):
-                ours, traffic = _launch_twice(kernel, module, inputs), None
+                ours, traffic = _launch_twice(kernel, module, inputs, numbers), None
         else:
             with run.counting() as traffic, limited(module, case.programs):
-                ours = launch(module, kernel.entry, inputs)
+                ours = launch(module, kernel.entry, inputs, numbers)
         error = _judge(yardstick, case, run, inputs, ours)
         check_layouts(yardstick, inputs, ours)
         if traffic:

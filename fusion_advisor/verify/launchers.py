@@ -18,7 +18,7 @@ import torch
 from fusion_advisor.ir.kernel import Case, Criterion, Kernel
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.verify.launches import instead, launch, limited
-from fusion_advisor.verify.references import truth
+from fusion_advisor.verify.references import truth, with_numbers
 from fusion_advisor.verify.stepping import as_tuple
 from fusion_advisor.verify.tolerance import Tensors, compare
 
@@ -34,6 +34,11 @@ class Launcher:
     case: Case
     inputs: Tensors
     criterion: Criterion
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Numbers behind the inputs."""
+        return self.case.numbers
 
     def check_refusals(self) -> None:
         """Hand it inputs that it was not made for, one changed at a time: it refuses them, or gives
@@ -58,7 +63,7 @@ class Launcher:
             return True
 
         with self._limited(), instead(self.module, "beyond_int32", lambda _: beyond):
-            ours = launch(self.module, self.kernel.entry, self.inputs)
+            ours = launch(self.module, self.kernel.entry, self.inputs, self.numbers)
         if not asked.issuperset(tensor.data_ptr() for tensor in ours if tensor.numel()):
             raise KernelFault("no launch asks whether offsets in a result are beyond 32 bits")
         self._check_agreement(self.inputs, ours)
@@ -80,7 +85,7 @@ class Launcher:
 
         with self._limited(), instead(self.module, "launch", noted):
             try:
-                return as_tuple(getattr(self.module, self.kernel.entry)(*inputs))
+                return as_tuple(getattr(self.module, self.kernel.entry)(*inputs, *self.numbers))
             except Exception as error:
                 if not launches:  # no result, so none that is wrong
                     return None
@@ -90,7 +95,7 @@ class Launcher:
         """Raise KernelFault where results of inputs that the launcher took are not the graph's;
         they may lie in memory as those of the captured layout do (docs/limits.md)."""
         try:
-            found = truth(self.yardstick, inputs)
+            found = truth(with_numbers(self.yardstick, self.numbers), inputs)
         except Exception as error:
             raise KernelFault(f"taken, and eager refuses it: {cause(error)}") from error
         graded = any(tensor.requires_grad for tensor in found.eager)

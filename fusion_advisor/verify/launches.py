@@ -8,7 +8,7 @@ of the runtime watched or replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -48,11 +48,14 @@ def poisoned_outputs() -> Generator[None, None, None]:
             setattr(torch, name, original)
 
 
-def launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
+def launch(
+    module: ModuleType, entry: str, inputs: Tensors, numbers: Sequence[float] = ()
+) -> Tensors:
+    """Results of a launcher. Raises KernelFault where it fails, or changes an input."""
     before = [tensor.untyped_storage().clone() for tensor in inputs]
     try:
         with poisoned_outputs():
-            result = as_tuple(getattr(module, entry)(*inputs))
+            result = as_tuple(getattr(module, entry)(*inputs, *numbers))
     except Exception as error:
         raise KernelFault(cause(error)) from error
     for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -136,6 +136,11 @@ def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
         x = torch.cat((x.narrow(dim, 0, step), combine(before, after)), dim)
         step *= 2
     return x
+
+
+def with_numbers(call: Callable[..., Any], numbers: Sequence[float]) -> Callable[..., Any]:
+    """A call that is given numbers behind its tensors."""
+    return (lambda *inputs: call(*inputs, *numbers)) if numbers else call
 
 
 def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:

@@ -32,11 +32,13 @@ from fusion_advisor.sourcepatch.editing.inline import inline, require_model
 from fusion_advisor.sourcepatch.editing.outline import always_eager
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, Sources
 from fusion_advisor.sourcepatch.equivalence import difference, missing_launch
+from fusion_advisor.sourcepatch.given import GivenNumbers, given_numbers
 from fusion_advisor.sourcepatch.guards import Other
 from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
     Serving,
+    alike,
     capture_resized,
     variations,
     widened,
@@ -196,18 +198,23 @@ def patch_model(
             request.scenario, lambda scenario: captured(request.model, scenario, None, None),
             device, pool, rows_of_one=not operators,
         )  # fmt: skip
-        flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
-        originals = [*seen.originals]
-        listener.assumed((chosen, *flow.annotated.graph.assumed))
+        originals, originals_at_sizes = [*seen.originals], seen.at_sizes
         within = _within(root if diff else model, folder)
-        placement = _placement(originals, within, at_sizes, operators=operators)
+        placement = _placement(originals, within, seen.resized, operators=operators)
+        if not (operators or request.pairs):
+            seen = seen.given(given_numbers(placement.sources, seen.flow))
+        flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
+        listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
         placement = replace(
             placement,
+            flow=flow,
+            resized=at_sizes,
             batch=batch,
             general=at,
+            given=seen.numbers,
             decided=decided,
             serving=None if operators else Serving(at, rulebook),
         )
@@ -273,7 +280,7 @@ def patch_model(
         wrong: dict[str, str] = {}
         ran = new_ran = ""
         unfused = partial(flow_of, references=folder.name)
-        originals += seen.at_sizes
+        originals += originals_at_sizes
         if standing and (text or alone):
             # operators so far, they are their references in what is compared
             asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
@@ -317,6 +324,24 @@ class CapturedModel:
     originals: tuple[tuple[str, Scenario, Dataflow], ...]
     resized: tuple[ResizedModel, ...]
     batch: ResizedModel | None
+    numbers: GivenNumbers | None = None
+    """The numbers that kernels are given; None where all are constants."""
+
+    def given(self, numbers: GivenNumbers) -> CapturedModel:
+        """The model with numbers as arguments of its kernels, in each graph that launches the
+        same."""
+        (said, asked, flow), *others = self.originals
+        at_sizes = {
+            id(each): replace(each, flow=numbers.put_into(each.flow))
+            if alike(flow, each.flow)
+            else each
+            for each in self.resized
+        }
+        resized = tuple(at_sizes[id(each)] for each in self.resized)
+        flow = numbers.put_into(flow)
+        flow = replace(flow, varied=variations(flow, resized))
+        batch = at_sizes[id(self.batch)] if self.batch else None
+        return CapturedModel(((said, asked, flow), *others), resized, batch, numbers)
 
     @property
     def flow(self) -> Dataflow:

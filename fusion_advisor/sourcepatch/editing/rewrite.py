@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -44,6 +44,8 @@ class KernelCall:
     line: str = ""
     names: tuple[tuple[str, int], ...] = ()
     only_dtype: bool = False
+    numbers: Callable[[SourcePlace, int], Sequence[str]] = lambda place, line: ()
+    """The texts of the numbers that it takes behind its tensors, at a line of a place."""
 
     def written(self, texts: Sequence[str]) -> str:
         """Its text; `texts` are those of the inputs. NotPlaced where one would be computed more
@@ -248,6 +250,7 @@ class _Rewriter:
         for top in results:
             top.node = self._handed_on(top, gone)
         texts = self._arguments(first, tops, replaced)
+        texts += self._call.numbers(self._place, first.statement.lineno)
         text = self._call.written(texts)
         inserted: dict[Span, str] = {}
         if len(self._call.outputs) == 1:

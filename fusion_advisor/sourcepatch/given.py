@@ -1,0 +1,318 @@
+"""Numbers of a model's source as arguments of its kernels: nothing has to be asked of them.
+
+`self.cap`, an eps, a scale: where an op hands such a number on, the kernel is given it, and its
+call spells it as the source does. A number that decides anything else is a constant, which a guard
+asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard, cast
+
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.graph import FLOATS, Arg, GivenNumber, Node
+from fusion_advisor.ir.source_trace import Evaluation, Span
+from fusion_advisor.ops.given import HANDED_ON
+from fusion_advisor.region.builder import NARROW_FLOATS
+from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
+from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced, attribute
+from fusion_advisor.sourcepatch.editing.sources import SourcePlace, Sources, names_in, span_of
+
+Argument = tuple[str, int]
+"""An argument of an op: the node and the position."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Origin of a number: an expression of the source, whose `leaves` are the numbers that
+    it is made of, with their values; or an attribute of a module whose code is torch's."""
+
+    step: int
+    file: str = ""
+    span: Span | None = None
+    leaves: tuple[tuple[Span, str], ...] = ()
+    module: str = ""
+    attribute: str = ""
+
+    def has(self, file: str, span: Span) -> bool:
+        """Whether a number at a place of a file is a part of it."""
+        return file == self.file and any(span == leaf for leaf, _ in self.leaves)
+
+
+@dataclass(frozen=True)
+class GivenNumbers:
+    """The numbers that kernels are given, in a model as it was captured."""
+
+    sources: Sources
+    held: Mapping[Argument, Held] = field(default_factory=dict[Argument, Held])
+    numbers: Mapping[Argument, GivenNumber] = field(default_factory=dict[Argument, GivenNumber])
+
+    def put_into(self, flow: Dataflow) -> Dataflow:
+        """A graph that launches the same, with these numbers in place of its constants."""
+        nodes = tuple(self._with_numbers(node) for node in flow.nodes)
+        graph = replace(flow.annotated.graph, nodes=nodes)
+        return replace(flow, annotated=replace(flow.annotated, graph=graph))
+
+    def _with_numbers(self, node: Node) -> Node:
+        args = list(node.args)
+        for place, arg in enumerate(args):
+            known, value = self.numbers.get((node.name, place)), _value(arg)
+            if known is not None and value is not None:
+                args[place] = GivenNumber(value, known.key, known.name)
+        return replace(node, args=tuple(args))
+
+    def of(self, nodes: Sequence[Node]) -> list[tuple[GivenNumber, Held]]:
+        """The numbers that some nodes are given, each use with where it is held."""
+        return [
+            (arg, self.held[node.name, place])
+            for node in nodes
+            for place, arg in enumerate(node.args)
+            if isinstance(arg, GivenNumber)
+        ]
+
+    def texts(
+        self, numbers: Sequence[GivenNumber], nodes: Sequence[Node], place: SourcePlace, line: int
+    ) -> list[str]:
+        """The numbers as a line of a place spells them. Raises NotPlaced where it cannot."""
+        uses = self.of(nodes)
+        return [
+            self._text(number, next(held for n, held in uses if n.key == number.key), place, line)
+            for number in numbers
+        ]
+
+    def _text(self, number: GivenNumber, held: Held, place: SourcePlace, line: int) -> str:
+        names = self.sources.names.get(place, {}).get(line, {})
+        missing = f"line {line}: no name there has {number.name}, a number of its kernel"
+        if held.span is None:
+            owner = attribute(held.module, names)
+            if not owner:
+                raise NotPlaced(missing)
+            return f"{owner}.{held.attribute}"
+        read = HeldNumbers(self.sources).read(held.step, place, line)
+        texts = {n.span: n.text for n in read if held.has(n.file, n.span)}
+        if not all(texts.values()):
+            raise NotPlaced(missing)
+        # of a default nothing is read: the source says it
+        spelled = {span: texts.get(span, value) for span, value in held.leaves}
+        tree = _filled(self.sources.file(held.file).expressions[held.span], spelled)
+        if _MATH in names_in(tree) and _MATH not in self.sources.file(place.block.file).bound:
+            raise NotPlaced(f"line {line}: `{_MATH}`, which a number is made with, is not there")
+        return ast.unparse(tree)
+
+
+def given_numbers(sources: Sources, flow: Dataflow) -> GivenNumbers:
+    """Find the numbers of a graph that ops hand on and the source holds."""
+    finder = _Finder(sources, HeldNumbers(sources))
+    held: dict[Argument, Held] = {}
+    numbers: dict[Argument, GivenNumber] = {}
+    for node in flow.nodes:
+        for place, number, where in finder.of(node, flow):
+            numbers[node.name, place], held[node.name, place] = number, where
+    return GivenNumbers(sources, held, numbers)
+
+
+@dataclass(frozen=True)
+class _Finder:
+    sources: Sources
+    reader: HeldNumbers
+
+    def of(self, node: Node, flow: Dataflow) -> Iterator[tuple[int, GivenNumber, Held]]:
+        """The numbers of a node, with their positions and where they are held."""
+        places = HANDED_ON.get(node.op, ())
+        values = {p: _value(node.args[p]) for p in places if p < len(node.args)}
+        more = bool(node.kwargs) or len(node.args) > max(places, default=0) + 1
+        if not values or more or node.step is None or not _in_float32(node, flow):
+            return
+        found = {p: self._held(node, v) for p, v in values.items() if v is not None}
+        known = {p: each for p, each in found.items() if each is not None}
+        if not self._makes_more(node, known):
+            yield from ((place, *each) for place, each in known.items())
+
+    def _held(self, node: Node, value: float) -> tuple[GivenNumber, Held] | None:
+        """Number of a node with the place where the source holds it, if it is one place alone."""
+        assert node.step is not None
+        standing = self.sources.standing[node.step]
+        if not standing:
+            return None
+        place = [*standing][-1]
+        line = standing[place].statement.line
+        found: dict[str, tuple[GivenNumber, Held]] = {}
+        leaves = [n for n in self.reader.read(node.step, place, line) if n.text]
+        for expression in self._expressions(node.step, leaves):
+            inside = [n for n in leaves if span_of(expression).holds(n.span)]
+            if _computed(expression, {n.span: n.value for n in inside}) == value:
+                tree = _filled(expression, {n.span: n.text for n in inside})
+                text, held = ast.unparse(tree), Held(
+                    node.step, inside[0].file, span_of(expression),
+                    tuple((n.span, n.value) for n in inside),
+                )  # fmt: skip
+                key = place.activation, text, value
+                found[text] = GivenNumber(value, key, _last_name(tree)), held
+        found |= self._of_torch(node, value)
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    def _expressions(self, step: int, leaves: Sequence[HeldNumber]) -> Iterator[ast.expr]:
+        """The numbers among the parts of the expression that made a node: those that Python holds,
+        and what is reckoned with them."""
+        activation = self._evaluation(step).activation
+        spans = {n.span for n in leaves}
+        for node in ast.walk(self._expression(step) or ast.Module([], [])):
+            if isinstance(node, ast.expr) and not self.reader.computed(activation, span_of(node)):
+                own = span_of(node)
+                if own in spans or (isinstance(node, _RECKONING) and any(map(own.holds, spans))):
+                    yield node
+
+    def _evaluation(self, step: int) -> Evaluation:
+        made = self.sources.trail.steps[step]
+        assert isinstance(made, Evaluation)  # it made a node
+        return made
+
+    def _expression(self, step: int) -> ast.expr | ast.stmt | None:
+        made = self._evaluation(step)
+        file = self.sources.file(self.sources.trail.activations[made.activation].file)
+        return file.expressions.get(made.place) or file.statements.get(made.place)
+
+    def _of_torch(self, node: Node, value: float) -> Iterator[tuple[str, tuple[GivenNumber, Held]]]:
+        """Attributes with that value of a module whose code is torch's."""
+        assert node.step is not None
+        owner = self.sources.trail.modules.get(node.module)
+        for name in () if owner is None else owner.inherited if owner.file else owner.plain:
+            if owner and _read(owner.plain[name]) == value:
+                held = Held(node.step, module=node.module, attribute=name)
+                key = node.module, name
+                yield f"{node.module}:{name}", (GivenNumber(value, key, name), held)
+
+    def _makes_more(self, node: Node, known: Mapping[int, object]) -> bool:
+        """Whether the call that made a node made something else with numbers that it does not
+        spell: they may follow from the same number."""
+        assert node.step is not None
+        spelled = _spelled(self._expression(node.step))
+        beside = [each for each in self.sources.made[node.step] if each.name != node.name]
+        numbers = [n for each in beside for n in _floats(each.args)]
+        numbers += [n for _, value in node.kwargs for n in _floats(value)]
+        numbers += [
+            n for place, arg in enumerate(node.args) if place not in known for n in _floats(arg)
+        ]
+        return not spelled.issuperset(numbers)
+
+
+def _in_float32(node: Node, flow: Dataflow) -> bool:
+    """Whether a node is computed in float32."""
+    own = (*NARROW_FLOATS, "float32")
+    taken = [flow.annotated.tensors[ref].dtype for ref in node.refs()]
+    return node.out.dtype in own and not any(t in FLOATS and t not in own for t in taken)
+
+
+def _value(arg: Arg) -> float | None:
+    """A finite number among the arguments of an op; None for anything else."""
+    if isinstance(arg, bool) or not isinstance(arg, int | float) or not math.isfinite(arg):
+        return None
+    return float(arg)
+
+
+def _read(text: str) -> float | None:
+    """The number that a text spells; None for anything else."""
+    try:
+        return _value(ast.literal_eval(text))
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _floats(arg: Arg | tuple[Arg, ...]) -> Iterator[float]:
+    """The numbers with a point among arguments: others name dimensions and sizes."""
+    if isinstance(arg, tuple):
+        for each in arg:
+            yield from _floats(each)
+    elif isinstance(arg, float):
+        yield arg
+
+
+def _spelled(node: ast.AST | None) -> set[float]:
+    """The numbers that a piece of source spells, with either sign."""
+    found = ast.walk(node) if node is not None else ()
+    values = {_value(n.value) for n in found if isinstance(n, ast.Constant) and _is_number(n.value)}
+    return {sign * value for value in values if value is not None for sign in (1.0, -1.0)}
+
+
+def _is_number(value: object) -> TypeGuard[Arg]:
+    return isinstance(value, int | float)
+
+
+_MATH = "math"
+_RECKONING = (ast.BinOp, ast.UnaryOp, ast.Call)
+_SIGNS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: a / b,
+    ast.Pow: math.pow,
+}
+
+
+def _computed(node: ast.expr, values: Mapping[Span, str]) -> float | None:
+    """The number that an expression is of values that parts of it have; None for what is made in
+    other ways than by arithmetic and the functions of `math`."""
+    if span_of(node) in values:
+        return _read(values[span_of(node)])
+    match node:
+        case ast.Constant(value) if _is_number(value):
+            return _value(value)
+        case ast.UnaryOp(ast.USub(), of):
+            found = _computed(of, values)
+            return None if found is None else -found
+        case ast.BinOp(left, sign, right) if type(sign) in _SIGNS:
+            return _applied(_SIGNS[type(sign)], [_computed(n, values) for n in (left, right)])
+        case ast.Call(ast.Attribute(ast.Name("math"), name), args, []) if hasattr(math, name):
+            return _applied(getattr(math, name), [_computed(n, values) for n in args])
+        case ast.Call(ast.Name("float"), [of], []):
+            return _computed(of, values)
+        case _:
+            return None
+
+
+def _applied(function: Callable[..., float], args: Sequence[float | None]) -> float | None:
+    """A function of numbers; None where one is missing, or the function refuses them."""
+    if any(each is None for each in args):
+        return None
+    try:
+        return _value(function(*args))
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+def _filled(node: ast.expr, texts: Mapping[Span, str]) -> ast.expr:
+    """An expression with other texts in the place of some parts."""
+    if span_of(node) in texts:
+        return ast.parse(texts[span_of(node)], mode="eval").body
+    made = copy.copy(node)
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, ast.expr):
+            setattr(made, name, _filled(value, texts))
+        elif isinstance(value, list):
+            parts = cast("list[object]", value)
+            filled = [_filled(n, texts) if isinstance(n, ast.expr) else n for n in parts]
+            setattr(made, name, filled)
+    return made
+
+
+def _last_name(node: ast.expr) -> str:
+    """The word for a number: the last name of its expression, but for functions."""
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(ast.Attribute(ast.Name("math")), [of, *_]) | ast.UnaryOp(operand=of):
+            return _last_name(of)
+        case ast.Call(func):
+            return _last_name(func)
+        case ast.BinOp(left, _, right):
+            return _last_name(left if isinstance(right, ast.Constant) else right)
+        case ast.Subscript(value):
+            return _last_name(value)
+        case _:
+            return "number"
