@@ -87,9 +87,9 @@ def operator_name(function):
 
 
 def schema(name, function, results):
-    """Signature of an operator: tensors in, and what is annotated as a float; tensors out."""
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    kinds = ["float" if name in function.__annotations__ else "Tensor" for name in names]
+    """Signature of an operator: tensors and annotated numbers in, tensors out."""
+    taken = inspect.signature(function).parameters.values()
+    kinds = ["Tensor" if each.annotation is each.empty else "float" for each in taken]
     given = ", ".join(f"{kind} in{n}" for n, kind in enumerate(kinds))
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"{name}({given}) -> {made}"
@@ -594,8 +594,8 @@ def normal(radius, angle):
 
 
 def drawn(inputs, device, seed=0):
-    """Random tensors, the same each time; of each input: shape, strides (None: dense), dtype, and
-    from where to where integers go. A number is itself."""
+    """Random tensors, the same each time, by shape, strides (None: dense), dtype and range of
+    integers; a number is itself."""
     torch.manual_seed(seed)
     for given in inputs:
         if isinstance(given, float):

@@ -77,30 +77,41 @@ class GivenNumbers:
         ]
 
     def texts(
-        self, numbers: Sequence[GivenNumber], nodes: Sequence[Node], place: SourcePlace, line: int
+        self,
+        numbers: Sequence[GivenNumber],
+        nodes: Sequence[Node],
+        place: SourcePlace,
+        line: int,
+        names: Mapping[str, str],
     ) -> list[str]:
-        """The numbers as a line of a place spells them. Raises NotPlaced where it cannot."""
+        """The numbers as a line of a place spells them, where some names are bound. Raises
+        NotPlaced where it cannot."""
         uses = self.of(nodes)
-        return [
-            self._text(number, next(held for n, held in uses if n.key == number.key), place, line)
-            for number in numbers
-        ]
+        origins = [next(held for n, held in uses if n.key == number.key) for number in numbers]
+        pairs = zip(numbers, origins, strict=True)
+        return [self._text(number, held, place, line, names) for number, held in pairs]
 
-    def _text(self, number: GivenNumber, held: Held, place: SourcePlace, line: int) -> str:
-        names = self.sources.names.get(place, {}).get(line, {})
+    def _text(
+        self,
+        number: GivenNumber,
+        held: Held,
+        place: SourcePlace,
+        line: int,
+        names: Mapping[str, str],
+    ) -> str:
         missing = f"line {line}: no name there has {number.name}, a number of its kernel"
         if held.span is None:
             owner = attribute(held.module, names)
             if not owner:
                 raise NotPlaced(missing)
             return f"{owner}.{held.attribute}"
-        read = HeldNumbers(self.sources).read(held.step, place, line)
+        read = HeldNumbers(self.sources).read(held.step, place, line, names)
         texts = {n.span: n.text for n in read if held.has(n.file, n.span)}
         if not all(texts.values()):
             raise NotPlaced(missing)
-        # of a default nothing is read: the source says it
-        spelled = {span: texts.get(span, value) for span, value in held.leaves}
-        tree = _filled(self.sources.file(held.file).expressions[held.span], spelled)
+        if len(texts) < len(held.leaves):  # a call passes it: a guard asks what follows from there
+            return repr(number.given)
+        tree = _filled(self.sources.file(held.file).expressions[held.span], texts)
         if _MATH in names_in(tree) and _MATH not in self.sources.file(place.block.file).bound:
             raise NotPlaced(f"line {line}: `{_MATH}`, which a number is made with, is not there")
         return ast.unparse(tree)
@@ -143,13 +154,16 @@ class _Finder:
         place = [*standing][-1]
         line = standing[place].statement.line
         found: dict[str, tuple[GivenNumber, Held]] = {}
-        leaves = [n for n in self.reader.read(node.step, place, line) if n.text]
+        file = self.sources.trail.activations[self._evaluation(node.step).activation].file
+        read = self.reader.read(node.step, place, line)
+        leaves = [n for n in read if n.text and n.file == file]
         for expression in self._expressions(node.step, leaves):
             inside = [n for n in leaves if span_of(expression).holds(n.span)]
-            if _computed(expression, {n.span: n.value for n in inside}) == value:
+            told = _MATH not in names_in(expression) or _MATH in self.sources.file(file).bound
+            if told and _computed(expression, {n.span: n.value for n in inside}) == value:
                 tree = _filled(expression, {n.span: n.text for n in inside})
                 text, held = ast.unparse(tree), Held(
-                    node.step, inside[0].file, span_of(expression),
+                    node.step, file, span_of(expression),
                     tuple((n.span, n.value) for n in inside),
                 )  # fmt: skip
                 key = place.activation, text, value
@@ -158,15 +172,17 @@ class _Finder:
         return next(iter(found.values())) if len(found) == 1 else None
 
     def _expressions(self, step: int, leaves: Sequence[HeldNumber]) -> Iterator[ast.expr]:
-        """The numbers among the parts of the expression that made a node: those that Python holds,
-        and what is reckoned with them."""
+        """The operands of the expression that made a node that are made of numbers alone which
+        Python holds."""
+        made = self._expression(step)
         activation = self._evaluation(step).activation
-        spans = {n.span for n in leaves}
-        for node in ast.walk(self._expression(step) or ast.Module([], [])):
-            if isinstance(node, ast.expr) and not self.reader.computed(activation, span_of(node)):
-                own = span_of(node)
-                if own in spans or (isinstance(node, _RECKONING) and any(map(own.holds, spans))):
-                    yield node
+        for node in ast.iter_child_nodes(made) if made else ():
+            value = node.value if isinstance(node, ast.keyword) else node
+            if not isinstance(value, ast.expr):
+                continue
+            inside = any(span_of(value).holds(n.span) for n in leaves)
+            if inside and not self.reader.computed(activation, span_of(value)):
+                yield value
 
     def _evaluation(self, step: int) -> Evaluation:
         made = self.sources.trail.steps[step]
@@ -245,7 +261,6 @@ def _is_number(value: object) -> TypeGuard[Arg]:
 
 
 _MATH = "math"
-_RECKONING = (ast.BinOp, ast.UnaryOp, ast.Call)
 _SIGNS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

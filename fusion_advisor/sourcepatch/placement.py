@@ -204,11 +204,13 @@ class Placement:
     def _members(self, expressed: Expressed) -> list[Node]:
         return [self.flow.nodes[number] for number in expressed.members]
 
-    def _number_texts(self, expressed: Expressed, place: SourcePlace, line: int) -> list[str]:
+    def _number_texts(
+        self, expressed: Expressed, place: SourcePlace, line: int, names: Mapping[str, str]
+    ) -> list[str]:
         """The numbers of an occurrence as a line of a place spells them."""
         if not (self.given and expressed.numbers):
             return []
-        return self.given.texts(expressed.numbers, self._members(expressed), place, line)
+        return self.given.texts(expressed.numbers, self._members(expressed), place, line, names)
 
     def _passed(self, expressed: Expressed) -> list[Held]:
         """Origins of the numbers that an occurrence's kernel is given."""

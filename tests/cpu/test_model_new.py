@@ -141,7 +141,7 @@ class Model(nn.Module):
         self.by = 3.0
 
     def forward(self, x):
-        return torch.tanh(x) * self.by
+        return torch.tanh(x) ** self.by
 
 
 def get_inputs():
@@ -158,8 +158,8 @@ def test_functions_that_ask_stand_behind_the_kernels(tmp_path: Path) -> None:
     file = tmp_path / "problem.py"
     file.write_text(ASKS)
     text = made(file).model_new
-    assert "return fused_tanh_mul_or_eager(x, self.by)" in text
-    assert text.index("SPDX-SnippetEnd") < text.index("def fused_tanh_mul_or_eager(x, by):")
+    assert "return fused_tanh_pow_or_eager(x, self.by)" in text
+    assert text.index("SPDX-SnippetEnd") < text.index("def fused_tanh_pow_or_eager(x, by):")
     (tmp_path / "new.py").write_text(text)
     run = """
         import torch

@@ -178,7 +178,7 @@ class Model(nn.Module):
         self.lin, self.by, self.to = nn.Linear(96, 96), 3.0, 3.0
 
     def forward(self, x):
-        return self.lin(torch.tanh(x) * self.by)
+        return self.lin(torch.tanh(x) ** self.by)
 
 
 def get_inputs():
@@ -193,25 +193,25 @@ def test_a_second_patch_keeps_the_functions_that_ask(tmp_path: Path) -> None:
     file, beside = tmp_path / "model.py", tmp_path / "fused_model" / ASKING
     file.write_text(ASKS)
     applied(tmp_path)
-    assert "return self.lin(fused_model.tanh_mul_or_eager(x, self.by))" in file.read_text()
+    assert "return self.lin(fused_model.tanh_pow_or_eager(x, self.by))" in file.read_text()
     first = beside.read_text()
     file.write_text(ASKS)
     assert [path.name for path in applied(tmp_path).patch.after] == ["model.py"]
     text = file.read_text().replace("return self", "x = self")
     file.write_text(
-        text.replace("\n\n\ndef get", "\n        return self.to * torch.tanh(x)\n\n\ndef get")
+        text.replace("\n\n\ndef get", "\n        return torch.tanh(x) ** self.to\n\n\ndef get")
     )
     made = applied(tmp_path)
     assert {path.name for path in made.patch.after} >= {"model.py", ASKING, "__init__.py"}
-    assert "return fused_model.tanh_mul_or_eager_2(x, self.to)" in file.read_text()
+    assert "return fused_model.tanh_pow_or_eager_2(x, self.to)" in file.read_text()
     assert beside.read_text().startswith(first.rstrip())
-    assert "if to != 3.0:" in beside.read_text()
+    assert "or to != 3.0:" in beside.read_text()
     before = beside.read_text()
     made_older(tmp_path)
-    assert brought_up(tmp_path).written == ("tanh_mul",)
+    assert brought_up(tmp_path).written == ("tanh_pow",)
     assert beside.read_text() == before
     assert (
-        "from .or_eager import tanh_mul_or_eager_2" in (beside.parent / "__init__.py").read_text()
+        "from .or_eager import tanh_pow_or_eager_2" in (beside.parent / "__init__.py").read_text()
     )
     beside.write_text("def f(:\n")
     file.write_text(ASKS)
@@ -223,7 +223,7 @@ def test_a_second_patch_keeps_the_functions_that_ask(tmp_path: Path) -> None:
 def test_a_second_patch_for_another_dtype_asks_before_the_first(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     scaled = "(torch.tanh(x.float()) * 3.0).to(x.dtype)"
-    file.write_text(ASKS.replace("torch.tanh(x) * self.by", scaled))
+    file.write_text(ASKS.replace("torch.tanh(x) ** self.by", scaled))
     applied(tmp_path)
     assert "self.lin(fused_model.tanh_mul_or_eager(x).to(x.dtype))" in file.read_text()
     request = Request(

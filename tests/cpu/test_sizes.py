@@ -302,15 +302,15 @@ def test_inputs_that_share_a_size_and_differ_in_it(
         ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])", False),
         ("parts", "torch.exp(x * self.weight) * self.parts + 1", True),
     ],
-    ids=["nothing asks", "a guard asks"],
+    ids=["nothing asks", "the kernel is given it"],
 )
 def test_a_number_of_the_configuration(tmp_path: Path, held: str, body: str, placed: bool) -> None:
-    """What a factory is given is varied, too: a guard asks for what the model holds of it."""
+    """What a factory is given is varied, too: the kernel is given what the model holds of it."""
     patch = made(tmp_path, SCALED.format(held=held, body=body))
     assert_same(patch, tmp_path, [(4, 1024), (1, 1024)], 1024, 4)
     assert_same(patch, tmp_path, [(4, 512), (1, 512)], 512, 2)
     if placed:
-        assert "if parts != 4:" in patch.diff
+        assert "(x, self.weight, self.parts)" in patch.diff
     else:
         assert "it serves 1024 alone in dimension 0 of weight" in reasons(patch)
     assert any("in get_init_inputs()" in said for said in patch.tried)

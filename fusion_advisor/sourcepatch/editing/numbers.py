@@ -57,14 +57,16 @@ class HeldNumbers:
             if call.caller is not None and call.place and (call.value or "").startswith("="):
                 self._returned[call.caller, call.place] = number
 
-    def read(self, step: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
+    def read(
+        self, step: int, place: SourcePlace, line: int, names: Names | None = None
+    ) -> Iterator[HeldNumber]:
         """Yield the numbers in the expression that made a node, each with its text at a line of a
-        place around the expression."""
+        place around the expression, where `names` are bound (None: those of the source)."""
         made = self._trail.steps[step]
         assert isinstance(made, Evaluation)  # it made a node
         file = self.sources.file(self._trail.activations[made.activation].file)
         node = file.expressions.get(made.place) or file.statements.get(made.place)
-        yield from _Asked(self, place, line).within(node, made.activation)
+        yield from _Asked(self, place, line, names).within(node, made.activation)
 
     def steering(self, activation: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
         """Yield the numbers in the conditions of a call that was made from a place."""
@@ -84,12 +86,15 @@ class HeldNumbers:
 class _Asked:
     """Numbers as they are to be had at one line of a place."""
 
-    def __init__(self, numbers: HeldNumbers, place: SourcePlace, line: int) -> None:
+    def __init__(
+        self, numbers: HeldNumbers, place: SourcePlace, line: int, names: Names | None = None
+    ) -> None:
         self._numbers = numbers
         self._sources = numbers.sources
         self._trail = numbers.sources.trail
         self._place = place
-        self._names = numbers.sources.names.get(place, {}).get(line, {})
+        known = numbers.sources.names.get(place, {}).get(line, {})
+        self._names = known if names is None else names
         self._followed: set[tuple[int, Span]] = set()
 
     def within(self, node: ast.AST | None, activation: int) -> Iterator[HeldNumber]:

@@ -32,6 +32,11 @@ class NotPlaced(AdvisorError):
     """Raised for a group that the source cannot express; the message is the reason."""
 
 
+def _no_numbers(place: SourcePlace, line: int, names: Mapping[str, str]) -> Sequence[str]:
+    del place, line, names
+    return ()
+
+
 @dataclass(frozen=True)
 class KernelCall:
     """A kernel as the source calls it: its name, and the tensors that it takes and gives. With a
@@ -44,8 +49,9 @@ class KernelCall:
     line: str = ""
     names: tuple[tuple[str, int], ...] = ()
     only_dtype: bool = False
-    numbers: Callable[[SourcePlace, int], Sequence[str]] = lambda place, line: ()
-    """The texts of the numbers that it takes behind its tensors, at a line of a place."""
+    numbers: Callable[[SourcePlace, int, Mapping[str, str]], Sequence[str]] = _no_numbers
+    """The texts of the numbers that it takes behind its tensors, at a line of a place where some
+    names are bound."""
 
     def written(self, texts: Sequence[str]) -> str:
         """Its text; `texts` are those of the inputs. NotPlaced where one would be computed more
@@ -250,7 +256,9 @@ class _Rewriter:
         for top in results:
             top.node = self._handed_on(top, gone)
         texts = self._arguments(first, tops, replaced)
-        texts += self._call.numbers(self._place, first.statement.lineno)
+        before, after = self._names(first.statement), self._bindings(first.statement, replaced)
+        names = {name: word for name, word in after.items() if before.get(name) == word}
+        texts += self._call.numbers(self._place, first.statement.lineno, names)
         text = self._call.written(texts)
         inserted: dict[Span, str] = {}
         if len(self._call.outputs) == 1:
