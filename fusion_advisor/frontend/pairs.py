@@ -141,6 +141,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         *(aten._softmax, aten._softmax_backward_data),
         *(aten._log_softmax, aten._log_softmax_backward_data),
         *(aten.nll_loss_forward, aten.nll_loss_backward),
+        *(aten.log_sigmoid_forward, aten.log_sigmoid_backward),
     )
     own = {
         aten.scatter_add.default: partial(_scattered, torch.add),

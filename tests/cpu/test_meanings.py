@@ -56,9 +56,16 @@ UNSIGNED = {
 }
 """Eager's own zeros have either sign here: of equal elements the larger is whichever comes first,
 softshrink's is another at the end of a row than within, and a mean of one begins at zero or not."""
-UNSURE = {"aten._to_copy.default", "aten.floor_divide.default"}
+UNSURE = {
+    "aten._to_copy.default",
+    "aten.floor_divide.default",
+    "aten.hardtanh_backward.default",
+    "aten.hardshrink_backward.default",
+    "aten.softshrink_backward.default",
+}
 """A NaN or an infinity as an integer is what the machine makes of it; torch's `fmod` on a CPU is
-NaN where the quotient overflows, which its `floor_divide` does without."""
+NaN where the quotient overflows, which its `floor_divide` does without; a CPU's vectors give a NaN
+no gradient."""
 
 
 def data(t: T, dtype: torch.dtype, special: bool) -> Tensor:
