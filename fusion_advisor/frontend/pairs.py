@@ -86,6 +86,7 @@ def part(
         tangents = [torch.empty_like(results[n]).detach() for n in roots]
         traced = make_fx(step, decomposition_table=_table())(given, tangents)
         _leave_out_detached(traced)
+        _fill_at_once(traced)
         _count_elements(traced)
     names = [name for name, _ in inputs]
     for again in (False, True):  # reductions are made again where keeping them is too much
@@ -189,12 +190,15 @@ def _select_backward(gradient: Tensor, sizes: list[int], dim: int, index: int) -
 def _slice_backward(
     gradient: Tensor, sizes: list[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """The gradient with zeros around it, where eager copies it into zeros."""
-    if step != 1:
-        return NotImplemented
+    """The gradient with zeros around it and between its elements, where eager copies it into
+    zeros."""
     dim, size = dim % len(sizes), sizes[dim]
     start, end, _ = slice(start, end).indices(size)
     later = [0, 0] * (len(sizes) - 1 - dim)
+    if step != 1:
+        apart = aten.constant_pad_nd.default(gradient.unsqueeze(dim + 1), [*later, 0, step - 1], 0)
+        gradient = apart.flatten(dim, dim + 1)
+        end = start + gradient.shape[dim]
     return aten.constant_pad_nd.default(gradient, [*later, start, size - end], 0)
 
 
@@ -203,6 +207,15 @@ def _leave_out_detached(traced: torch.fx.GraphModule) -> None:
     for node in traced.graph.find_nodes(op="call_function", target=aten.detach.default):
         node.replace_all_uses_with(node.args[0])
         traced.graph.erase_node(node)
+
+
+def _fill_at_once(traced: torch.fx.GraphModule) -> None:
+    """Make a constant tensor by one call, where autograd fills memory that it has allocated."""
+    for node in traced.graph.find_nodes(op="call_function", target=aten.fill.Scalar):
+        memory, number = node.args
+        if memory.target is aten.empty_like.default:
+            node.target = aten.full_like.default
+            node.args, node.kwargs = (memory.args[0], number), memory.kwargs
 
 
 def _count_elements(traced: torch.fx.GraphModule) -> None:

@@ -58,9 +58,9 @@ def sliced_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q * cos[:, None] + turned * sin[:, None]
 
 
-def strided(x: Tensor, r: Tensor) -> Tensor:
-    h = x * r
-    return h[:, ::2] * h[:, 1::2]
+def interleaved_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned = torch.stack((-q[..., 1::2], q[..., ::2]), -1).flatten(-2)
+    return q * cos[:, None] + turned * sin[:, None]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -69,6 +69,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
+
+
+def atanh(x: Tensor, r: Tensor) -> Tensor:
+    """Its gradient subtracts from a constant tensor, which autograd makes in two steps."""
+    return torch.atanh(x * r) * r
+
+
+def sigmoid_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(scores * 0.5, targets) + F.huber_loss(scores, targets)
 
 
 def softmax(scores: Tensor, mask: Tensor) -> Tensor:
@@ -120,8 +129,11 @@ MODELS: dict[str, Made] = {
     "residual_layer_norm": (residual_layer_norm, ((512, 1024), (512, 1024), (1024,), (1024,)), 4),
     "rotary": (rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
     "sliced_rotary": (sliced_rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
+    "interleaved_rotary": (interleaved_rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
     "swiglu": (swiglu, ((512, 1000), (512, 1000)), 2),
     "geglu": (geglu, ((512, 1000), (512, 1000)), 2),
+    "atanh": (atanh, ((512, 1000), (512, 1000)), 2),
+    "sigmoid_loss": (sigmoid_loss, ((512, 1000), (512, 1000)), 1),
     "softmax": (softmax, ((2, 4, 200, 200), (2, 1, 200, 200)), 1),
     "softmax_by_hand": (softmax_by_hand, ((512, 1000),), 1),
     "z_loss": (z_loss, ((512, 2000), (512, 0)), 1),
