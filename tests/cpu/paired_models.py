@@ -35,6 +35,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return h.to(x.dtype) * weight + bias
 
 
+def standardized(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+
+
 def residual_rms_norm(x: Tensor, r: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     h = x + r
     return rms_norm(h, weight), h
@@ -125,6 +129,7 @@ Made = tuple[Callable[..., object], tuple[tuple[int, ...], ...], int]
 MODELS: dict[str, Made] = {
     "rms_norm": (rms_norm, ((512, 1024), (1024,)), 2),
     "layer_norm": (layer_norm, ((512, 1024), (1024,), (1024,)), 3),
+    "standardized": (standardized, ((512, 1024),), 1),
     "residual_rms_norm": (residual_rms_norm, ((512, 1024), (512, 1024), (1024,)), 3),
     "residual_layer_norm": (residual_layer_norm, ((512, 1024), (512, 1024), (1024,), (1024,)), 4),
     "rotary": (rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
