@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import isclose, prod
 from typing import Any, Literal
 
 import torch
@@ -86,6 +86,7 @@ def part(
         tangents = [torch.empty_like(results[n]).detach() for n in roots]
         traced = make_fx(step, decomposition_table=_table())(given, tangents)
         _leave_out_detached(traced)
+        _fill_at_once(traced)
         _count_elements(traced)
     names = [name for name, _ in inputs]
     for again in (False, True):  # reductions are made again where keeping them is too much
@@ -148,6 +149,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten.scatter.src: partial(_scattered, lambda _, value: value),
         aten.select_backward.default: _select_backward,
         aten.slice_backward.default: _slice_backward,
+        aten.log_sigmoid_backward.default: _log_sigmoid_backward,
     }
     return composites() | get_decompositions(whole) | own
 
@@ -188,13 +190,21 @@ def _select_backward(gradient: Tensor, sizes: list[int], dim: int, index: int) -
 def _slice_backward(
     gradient: Tensor, sizes: list[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """The gradient with zeros around it, where eager copies it into zeros."""
-    if step != 1:
-        return NotImplemented
+    """The gradient with zeros around it and between its elements, where eager copies it into
+    zeros."""
     dim, size = dim % len(sizes), sizes[dim]
     start, end, _ = slice(start, end).indices(size)
     later = [0, 0] * (len(sizes) - 1 - dim)
+    if step != 1:
+        apart = aten.constant_pad_nd.default(gradient.unsqueeze(dim + 1), [*later, 0, step - 1], 0)
+        gradient = apart.flatten(dim, dim + 1)
+        end = start + gradient.shape[dim]
     return aten.constant_pad_nd.default(gradient, [*later, start, size - end], 0)
+
+
+def _log_sigmoid_backward(gradient: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    """The gradient from the operand alone, as CUDA's kernel makes it: only a CPU's has a buffer."""
+    return gradient * torch.sigmoid(-x)
 
 
 def _leave_out_detached(traced: torch.fx.GraphModule) -> None:
@@ -204,9 +214,18 @@ def _leave_out_detached(traced: torch.fx.GraphModule) -> None:
         traced.graph.erase_node(node)
 
 
+def _fill_at_once(traced: torch.fx.GraphModule) -> None:
+    """Make a constant tensor by one call, where autograd fills memory that it has allocated."""
+    for node in traced.graph.find_nodes(op="call_function", target=aten.fill.Scalar):
+        memory, number = node.args
+        if memory.target is aten.empty_like.default:
+            node.target = aten.full_like.default
+            node.args, node.kwargs = (memory.args[0], number), memory.kwargs
+
+
 def _count_elements(traced: torch.fx.GraphModule) -> None:
-    """Divide the gradient of a mean by the number of its elements, counted, not by a number that is
-    one size's alone."""
+    """Divide the gradients of means and of variances by the number of elements, counted, not by a
+    number that is one size's alone."""
     for node in traced.graph.find_nodes(op="call_function", target=aten.div.Scalar):
         spread, number = node.args
         if spread.target is not aten.expand.default:
@@ -214,25 +233,68 @@ def _count_elements(traced: torch.fx.GraphModule) -> None:
         shape, before = spread.meta["val"].shape, spread.args[0].meta["val"].shape
         before = (1,) * (len(shape) - len(before)) + tuple(before)
         dims = [dim for dim, size in enumerate(before) if size == 1 and shape[dim] > 1]
-        if number != prod(shape[dim] for dim in dims):
-            continue
-        dtype = spread.meta["val"].dtype
-        wide = torch.promote_types(dtype, torch.float32)
+        if number == prod(shape[dim] for dim in dims):
+            _divide(node, spread, spread, dims, 0)
+    variances = [
+        (each.args[0], each.kwargs.get("correction"))
+        for target in (aten.var.correction, aten.std.correction, aten.var_mean.correction)
+        for each in traced.graph.find_nodes(op="call_function", target=target)
+    ]
+    for node in traced.graph.find_nodes(op="call_function", target=aten.mul.Scalar):
+        spread, number = node.args
+        mean = _mean_beside(node)
+        for x, correction in variances if mean else ():
+            fewer = 1 if correction is None else correction
+            dims = mean.args[1]
+            counted = prod(x.meta["val"].shape[dim] for dim in dims) - fewer
+            if x is mean.args[0] and counted > 0 and isclose(number, 2 / counted):
+                with traced.graph.inserting_before(node):
+                    twice = _put("twice", aten.mul.Scalar, spread, 2)
+                _divide(node, twice, x, dims, fewer)
+                break
 
-        def put(name: str, operator: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-            made = traced.graph.create_node("call_function", operator, args, kwargs, name)
-            values = (arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args)
-            made.meta["val"] = operator(*values, **kwargs)
-            return made
 
-        with traced.graph.inserting_before(node):
-            ones = put("ones", aten.ones_like.default, spread, dtype=wide)
-            numel = put("numel", aten.sum.dim_IntList, ones, dims, True)
-            share = put("share", aten.div.Tensor, spread, numel)
-            if share.meta["val"].dtype is not dtype:
-                share = put("share", aten._to_copy.default, share, dtype=dtype)
-        node.replace_all_uses_with(share)
-        traced.graph.erase_node(node)
+def _mean_beside(node: torch.fx.Node) -> Any:
+    """The mean whose difference from a tensor is multiplied with what a node gives, as in the
+    gradient of a variance; None where none is."""
+    for user in node.users:
+        if user.target is aten.mul.Tensor and user.args[0] is node:
+            apart: Any = user.args[1]
+            if isinstance(apart, torch.fx.Node) and apart.target is aten.sub.Tensor:
+                mean = apart.args[1]
+                if isinstance(mean, torch.fx.Node) and mean.target is aten.mean.dim:
+                    return mean
+    return None
+
+
+def _divide(
+    node: torch.fx.Node, above: torch.fx.Node, x: torch.fx.Node, dims: list[int], fewer: float
+) -> None:
+    """Put a quotient in a node's place: of a tensor and the number of elements of `x` along `dims`,
+    `fewer` less."""
+    dtype = node.meta["val"].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    with node.graph.inserting_before(node):
+        ones = _put("ones", aten.ones_like.default, x, dtype=wide)
+        numel = _put("numel", aten.sum.dim_IntList, ones, dims, True)
+        if fewer:
+            numel = _put("numel", aten.sub.Tensor, numel, fewer)
+        share = _put("share", aten.div.Tensor, above, numel)
+        if share.meta["val"].dtype is not dtype:
+            share = _put("share", aten._to_copy.default, share, dtype=dtype)
+    node.replace_all_uses_with(share)
+    node.graph.erase_node(node)
+
+
+def _put(
+    name: str, operator: Any, first: torch.fx.Node, *args: Any, **kwargs: Any
+) -> torch.fx.Node:
+    """A call where its first operand's graph inserts, with its result's layout."""
+    given = (first, *args)
+    made = first.graph.create_node("call_function", operator, given, kwargs, name)
+    values = (arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in given)
+    made.meta["val"] = operator(*values, **kwargs)
+    return made
 
 
 # -- the two graphs as records ---------------------------------------------------------------------

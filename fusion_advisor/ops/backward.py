@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from fusion_advisor.ir.graph import Arg
-from fusion_advisor.ops.registry import Call, formula, pointwise, reduction
+from fusion_advisor.ops.registry import Call, formula, meaning_of, pointwise, reduction
+from fusion_advisor.ops.views import parts
 from fusion_advisor.region.builder import Builder, Scalar, Value
 
 # -- of activations --------------------------------------------------------------------------------
@@ -50,6 +51,52 @@ def leaky_relu_backward(
     b: Builder, grad: Value, x: Value, slope: Scalar, is_result: bool = False
 ) -> Value:
     return b.apply("where", x > 0, grad, grad * slope)
+
+
+@pointwise("aten._prelu_kernel_backward.default")
+def prelu_backward(b: Builder, grad: Value, x: Value, weight: Value) -> tuple[Value, Value]:
+    """Gradients of the operand and, of each element, of the weight, which autograd adds up."""
+    return b.apply("where", x > 0, grad, grad * weight), b.apply("where", x > 0, 0.0, grad * x)
+
+
+@pointwise("aten.elu_backward.default")
+def elu_backward(
+    b: Builder,
+    grad: Value,
+    alpha: Scalar,
+    scale: Scalar,
+    input_scale: Scalar,
+    is_result: bool,
+    y: Value,
+) -> Value:
+    """Gradient of elu, celu and selu; `y` is the operand, or the result of an elu in place."""
+    height = alpha * scale
+    raised = y + height if is_result else b.apply("exp", y * input_scale) * height
+    return b.apply("where", y <= 0, grad * input_scale * raised, grad * scale)
+
+
+@pointwise("aten.hardtanh_backward.default")
+def hardtanh_backward(b: Builder, grad: Value, x: Value, low: Scalar, high: Scalar) -> Value:
+    return b.apply("where", b.apply("or", x <= low, x >= high), 0.0, grad)
+
+
+@pointwise("aten.hardswish_backward.default")
+def hardswish_backward(b: Builder, grad: Value, x: Value) -> Value:
+    within = b.apply("where", x < 3.0, grad * (x / 3.0 + 0.5), grad)
+    return b.apply("where", x <= -3.0, 0.0, within)
+
+
+@pointwise("aten.hardshrink_backward.default", "aten.softshrink_backward.default")
+def shrink_backward(b: Builder, grad: Value, x: Value, limit: Scalar) -> Value:
+    return b.apply("where", b.apply("and", x >= -limit, x <= limit), 0.0, grad)
+
+
+@meaning_of("pointwise", "aten.glu_backward.default")
+def glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
+    half = x.shape[dim] // 2
+    value, gate = parts(b, x, (half, half), dim)
+    open = b.apply("sigmoid", gate)
+    return b.cat([grad * open, grad * value * open * (1.0 - open)], dim)
 
 
 _SIXTH = 0.1666666716337204

@@ -155,5 +155,46 @@ def _per_class(weight: Value, behind: int) -> Value:
 @meaning_of("pointwise", "aten.mse_loss_backward.default")
 def mse_loss_backward(b: Builder, grad: Value, x: Value, target: Value, reduction: int) -> Value:
     floats_only(x, "a gradient of integers")
-    found = 2.0 * (x - target) * grad
-    return found / b.count(x, ()) if reduction == MEAN else found
+    return _shared(b, 2.0 * (x - target) * grad, reduction)
+
+
+@meaning_of("pointwise", "aten.smooth_l1_loss_backward.default")
+def smooth_l1_loss_backward(
+    b: Builder, grad: Value, x: Value, target: Value, reduction: int, beta: float
+) -> Value:
+    return _shared(b, _bounded(b, grad, x - target, beta, 1.0, beta), reduction)
+
+
+@meaning_of("pointwise", "aten.huber_loss_backward.default")
+def huber_loss_backward(
+    b: Builder, grad: Value, x: Value, target: Value, reduction: int, delta: float
+) -> Value:
+    return _shared(b, _bounded(b, grad, x - target, delta, delta, 1.0), reduction)
+
+
+def _bounded(
+    b: Builder, grad: Value, apart: Value, limit: float, slope: float, scale: float
+) -> Value:
+    """The gradient of a loss that is a parabola up to a distance and straight beyond."""
+    floats_only(apart, "a gradient of integers")
+    above = b.apply("where", apart >= limit, grad * slope, grad * apart / scale)
+    return b.apply("where", apart <= -limit, grad * -slope, above)
+
+
+@meaning_of("pointwise", "aten.binary_cross_entropy_backward.default")
+def binary_cross_entropy_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    reduction: int = MEAN,
+) -> Value:
+    """The gradient of the probability, whose variance is at least 1e-12, as in eager."""
+    found = grad * (x - target) / b.apply("maximum", (1.0 - x) * x, 1e-12)
+    return _shared(b, found if weight is None else found * weight, reduction)
+
+
+def _shared(b: Builder, found: Value, reduction: int) -> Value:
+    """The gradient of each element's loss as the argument `reduction` says."""
+    return found / b.count(found, ()) if reduction == MEAN else found

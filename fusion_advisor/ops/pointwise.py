@@ -270,7 +270,7 @@ def hypot(b: Builder, x: Value, y: Value) -> Value:
     return b.apply("hypot", x, y)
 
 
-@pointwise("aten.sign.default", discrete=True)
+@pointwise("aten.sign.default", "aten.sgn.default", discrete=True)
 def sign(b: Builder, x: Value) -> Value:
     if x.dtype in ("bool", "uint8"):
         return b.cast(x > 0, x.logical)

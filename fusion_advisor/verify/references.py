@@ -12,13 +12,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.support.kernel_fault import KernelFault
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Tensors, Truth
 
-_HALF_TO_FLOAT = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
+_aten = torch.ops.aten
+_HALF_TO_FLOAT = (_aten._softmax.default, _aten._log_softmax.default)
 """Ops that may widen half precision in CUDA's eager; a CPU's eager refuses."""
 
 
@@ -35,11 +37,13 @@ class Float64Mode(LaunchMode):
         if func in _HALF_TO_FLOAT:
             args = (*args[:2], False)  # half_to_float: float64 is wide enough
         widened = tree_map(_widen, (args, kwargs or {}))
-        if func is torch.ops.aten._fused_rms_norm.default:
+        if func in _BY_DEFINITION:
+            return _BY_DEFINITION[func](*widened[0])
+        if func is _aten._fused_rms_norm.default:
             return _rms_norm(*widened[0])
-        if func is torch.ops.aten.native_group_norm.default:
+        if func is _aten.native_group_norm.default:
             return _group_norm(*widened[0])
-        if func is torch.ops.aten.native_batch_norm.default and not widened[0][5]:
+        if func is _aten.native_batch_norm.default and not widened[0][5]:
             return _batch_norm(*widened[0])
         return tree_map(_widen, func(*widened[0], **widened[1]))
 
@@ -82,6 +86,20 @@ def _batch_norm(
     return normal, x.new_empty(0), x.new_empty(0)
 
 
+def _shrunk(grad: Any, x: Any, limit: float) -> Any:
+    """Gradient of softshrink and of hardshrink, which torch does not decompose."""
+    return torch.where((x >= -limit) & (x <= limit), 0, grad)
+
+
+_BY_DEFINITION: dict[Any, Callable[..., Any]] = {
+    **get_decompositions([_aten.elu_backward, _aten.hardswish_backward, _aten.hardtanh_backward]),
+    _aten.hardshrink_backward.default: _shrunk,
+    _aten.softshrink_backward.default: _shrunk,
+}
+"""Gradients where the operand is NaN: what CUDA's kernels compute is torch's decomposition; what a
+CPU's do depends on whether the element is in a whole vector."""
+
+
 def _widen(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
@@ -103,7 +121,7 @@ class _AsCuda(LaunchMode):
     """Mode that makes a CPU's eager round as CUDA's kernels do. Prefix sums and products of float32
     run in float32: a CPU's run in float64, and their results would be more exact than any kernel. A
     softmax that widens half precision widens first. A division by a number is a product with its
-    reciprocal."""
+    reciprocal. A NaN has the gradient that CUDA gives it."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -113,6 +131,8 @@ class _AsCuda(LaunchMode):
         if func in _QUOTIENTS and isinstance(args[1], int | float):
             inverse = torch.tensor(args[1], dtype=torch.float64).reciprocal()
             return torch.mul(args[0], inverse.item())
+        if func in _BY_DEFINITION:
+            return _BY_DEFINITION[func](*args)
         combine = _SCANS.get(func)
         if combine and args[0].dtype == torch.float32 and args[0].dim() and not kwargs:
             x, dim = args
@@ -120,11 +140,11 @@ class _AsCuda(LaunchMode):
         return func(*args, **(kwargs or {}))
 
 
-_QUOTIENTS = (torch.ops.aten.div.Tensor, torch.ops.aten.div.Scalar)
+_QUOTIENTS = (_aten.div.Tensor, _aten.div.Scalar)
 _SCANS = {
-    torch.ops.aten.cumsum.default: torch.add,
-    torch.ops.aten.cumprod.default: torch.mul,
-    torch.ops.aten.logcumsumexp.default: torch.logaddexp,
+    _aten.cumsum.default: torch.add,
+    _aten.cumprod.default: torch.mul,
+    _aten.logcumsumexp.default: torch.logaddexp,
 }
 
 

@@ -35,6 +35,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return h.to(x.dtype) * weight + bias
 
 
+def standardized(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+
+
 def residual_rms_norm(x: Tensor, r: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     h = x + r
     return rms_norm(h, weight), h
@@ -58,9 +62,9 @@ def sliced_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q * cos[:, None] + turned * sin[:, None]
 
 
-def strided(x: Tensor, r: Tensor) -> Tensor:
-    h = x * r
-    return h[:, ::2] * h[:, 1::2]
+def interleaved_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned = torch.stack((-q[..., 1::2], q[..., ::2]), -1).flatten(-2)
+    return q * cos[:, None] + turned * sin[:, None]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -69,6 +73,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
+
+
+def atanh(x: Tensor, r: Tensor) -> Tensor:
+    """Its gradient subtracts from a constant tensor, which autograd makes in two steps."""
+    return torch.atanh(x * r) * r
+
+
+def sigmoid_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(scores * 0.5, targets) + F.huber_loss(scores, targets)
 
 
 def softmax(scores: Tensor, mask: Tensor) -> Tensor:
@@ -116,12 +129,16 @@ Made = tuple[Callable[..., object], tuple[tuple[int, ...], ...], int]
 MODELS: dict[str, Made] = {
     "rms_norm": (rms_norm, ((512, 1024), (1024,)), 2),
     "layer_norm": (layer_norm, ((512, 1024), (1024,), (1024,)), 3),
+    "standardized": (standardized, ((512, 1024),), 1),
     "residual_rms_norm": (residual_rms_norm, ((512, 1024), (512, 1024), (1024,)), 3),
     "residual_layer_norm": (residual_layer_norm, ((512, 1024), (512, 1024), (1024,), (1024,)), 4),
     "rotary": (rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
     "sliced_rotary": (sliced_rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
+    "interleaved_rotary": (interleaved_rotary, ((2, 8, 256, 64), (2, 256, 64), (2, 256, 64)), 1),
     "swiglu": (swiglu, ((512, 1000), (512, 1000)), 2),
     "geglu": (geglu, ((512, 1000), (512, 1000)), 2),
+    "atanh": (atanh, ((512, 1000), (512, 1000)), 2),
+    "sigmoid_loss": (sigmoid_loss, ((512, 1000), (512, 1000)), 1),
     "softmax": (softmax, ((2, 4, 200, 200), (2, 1, 200, 200)), 1),
     "softmax_by_hand": (softmax_by_hand, ((512, 1000),), 1),
     "z_loss": (z_loss, ((512, 2000), (512, 0)), 1),

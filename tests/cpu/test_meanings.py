@@ -56,9 +56,18 @@ UNSIGNED = {
 }
 """Eager's own zeros have either sign here: of equal elements the larger is whichever comes first,
 softshrink's is another at the end of a row than within, and a mean of one begins at zero or not."""
-UNSURE = {"aten._to_copy.default", "aten.floor_divide.default"}
+UNSURE = {
+    "aten._to_copy.default",
+    "aten.floor_divide.default",
+    "aten.elu_backward.default",
+    "aten.hardswish_backward.default",
+    "aten.hardtanh_backward.default",
+    "aten.hardshrink_backward.default",
+    "aten.softshrink_backward.default",
+}
 """A NaN or an infinity as an integer is what the machine makes of it; torch's `fmod` on a CPU is
-NaN where the quotient overflows, which its `floor_divide` does without."""
+NaN where the quotient overflows, which its `floor_divide` does without; a CPU's vectors give a NaN
+another gradient than its last elements."""
 
 
 def data(t: T, dtype: torch.dtype, special: bool) -> Tensor:
@@ -151,8 +160,11 @@ ODD = torch.tensor(
     [*map(float, ("nan", "inf", "-inf")), 0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 2.5, -2.5],
     dtype=torch.float64,
 )
-OF_OTHERS = ("aten.tril", "aten.triu", "aten.masked_fill.Tensor", "aten.bitwise", "aten.__")
-"""Ops of integers, of matrices, and of tensors without dimensions."""
+OF_OTHERS = (
+    *("aten.tril", "aten.triu", "aten.masked_fill.Tensor", "aten.bitwise", "aten.__"),
+    *("aten.glu_backward", "aten.binary_cross_entropy_backward"),
+)
+"""Ops of integers, matrices, probabilities, and of tensors without dimensions or of other sizes."""
 PAIRED = [
     name for name in NAMES if REGISTRY[name].pattern == "pointwise" and name not in UNSURE
     and not REGISTRY[name].reference and name not in {**VIEWS, **CREATIONS}

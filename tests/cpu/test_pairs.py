@@ -14,7 +14,7 @@ from fusion_advisor.shipped.files import write_kernel
 from fusion_advisor.support.worker import Worker
 
 from .checks import checked
-from .paired_models import DTYPES, MODELS, RULES, dropped, gathered, pair, pairs_of, strided
+from .paired_models import DTYPES, MODELS, RULES, dropped, gathered, pair, pairs_of
 from .spawned import command, facts_by
 
 each_pair = pytest.mark.parametrize("name", MODELS)
@@ -99,7 +99,6 @@ def test_the_statements_have_the_gradients_of_differences(name: str) -> None:
             ((512, 1000), (512, 1000)),
             "it draws random numbers, which backward would have to draw again",
         ),
-        (strided, ((512, 1000), (512, 1000)), "aten.copy_.default of it writes in place"),
         (gathered, ((512, 2000), (512, 40), (512, 40, 0)), "a part of it has no kernel: "),
     ],
 )

@@ -223,6 +223,38 @@ def test_a_program_trains_with_it(
     assert facts == seen
 
 
+# -- activations and losses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        "F.relu6(x) + F.hardswish(y) * F.elu(x)",
+        "F.softsign(x) * F.mish(y)",
+        "F.huber_loss(F.selu(x), y, reduction='none').sum(-1)",
+        "F.binary_cross_entropy_with_logits(x * 0.5, y, reduction='none').mean(-1)",
+    ],
+)
+def test_activations_and_losses_have_their_backward(computed: str, tmp_path: Path) -> None:
+    model = f"""{HEAD}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(512, 512)
+
+    def forward(self, x, y):
+        x = self.lin(x)
+        return {computed}
+
+
+def get_inputs():
+    return [torch.randn(4096, 512), torch.randn(4096, 512)]
+"""
+    ((_, kernel),) = kernels(made(tmp_path, model)).items()
+    assert has_backward(kernel)
+
+
 # -- what has no backward --------------------------------------------------------------------------
 
 WITHOUT = f"""{HEAD}
@@ -232,16 +264,17 @@ class Model(nn.Module):
         super().__init__()
         self.lin = nn.Linear(512, 512)
 
-    def forward(self, x, scale):
+    def forward(self, x, scale, places):
         x = self.lin(x)
         h = torch.sigmoid(x) * 2.0
-        y = h[:, ::2] * h[:, 1::2]
+        y = h.gather(-1, places) * h[:, :256]
         scale = torch.tanh(scale) * 3.0 + 1.0
         return y @ self.lin.weight[:256], torch.cumsum(scale, 0)
 
 
 def get_inputs():
-    return [torch.randn(4096, 512).requires_grad_(), torch.randn(4096, 512)]
+    places = torch.randint(0, 512, (4096, 256))
+    return [torch.randn(4096, 512).requires_grad_(), torch.randn(4096, 512), places]
 """
 
 
@@ -249,7 +282,7 @@ def test_a_group_without_backward_is_left_with_the_reason(tmp_path: Path) -> Non
     """A group that no gradient passes through needs none, and is put as it is."""
     patch = made(tmp_path, WITHOUT)
     (why,) = patch.patch.refused.values()
-    assert why == "no backward: aten.copy_.default of it writes in place"
+    assert why.startswith("no backward: a part of it has no kernel: aten.scatter_add.default is a")
     text = changed(patch)
     assert "h = torch.sigmoid(x) * 2.0" in text
     assert "fused_model.tanh_mul" in text

@@ -171,6 +171,14 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "aten.gelu_backward.default": (S(X, X), S(X, X, approximate="tanh")),
     "aten.leaky_relu_backward.default": (S(X, X, 0.3, False),),
     "aten.softplus_backward.default": (S(X, X, 2.0, 10.0),),
+    "aten._prelu_kernel_backward.default": (S(X, X, V),),
+    "aten.elu_backward.default": (
+        S(X, 0.5, 2.0, 1.5, False, X), S(X, 1.0, 1.0, 1.0, False, X), S(X, 0.5, 2.0, 1.5, True, X),
+    ),
+    "aten.hardtanh_backward.default": (S(X, X, -0.5, 2.0),),
+    "aten.hardswish_backward.default": (S(X, X),),
+    **{f"aten.{op}shrink_backward.default": (S(X, X, 0.25),) for op in ("hard", "soft")},
+    "aten.glu_backward.default": (S(T((2, 3, 5, 3)), C, 1), S(T((5, 17)), T((5, 34)), -1)),
     "aten.native_dropout_backward.default": (S(X, M, 2.0),),
     "aten.native_dropout.default": (S(X, 0.3, True), S(B, 0.5, True)),
     **{
@@ -183,6 +191,15 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     ),
     "aten._fused_rms_norm_backward.default": (
         S(X, X, [33], T((5, 1)), V, [True, True]), S(X, X, [33], T((5, 1)), None, [True, False]),
+    ),
+    **{
+        f"aten.{op}_loss_backward.default": tuple(
+            S(grad, X, X, reduction, 1.5) for grad, reduction in ((T(()), 1), (X, 0), (T(()), 2))
+        )
+        for op in ("smooth_l1", "huber")
+    },
+    "aten.binary_cross_entropy_backward.default": (
+        S(T(()), U, U, None, 1), S(X, U, U, V, 0), S(T(()), U, U, None, 2),
     ),
     "aten.mse_loss_backward.default": (S(T(()), X, X, 1), S(X, X, X, 0), S(T(()), X, X, 2)),
     "aten.nll_loss_backward.default": (
