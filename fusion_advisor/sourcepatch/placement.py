@@ -173,7 +173,7 @@ class Placement:
         self._refuse_renumbered(held, renumbered)
         operands = dict(zip(expressed.inputs, edit.taken.operands, strict=True))
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
-        self._refuse_unnoticed(place, edit, expressed)
+        self._refuse_unnoticed(place, edit, decision, expressed, held)
         edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
@@ -204,9 +204,8 @@ class Placement:
         reference computes what it does there: those where a dimension of one element has another
         size, and those where any other number is another, or a size that the kernel's inputs lack,
         each with that in words."""
-        plan, found = decision.subject.plan, list[Dataflow]()
-        renumbered: list[tuple[Dataflow, str]] = []
-        read = origins(expressed.region, fixed_axes(plan)) if plan else {}
+        found, renumbered = list[Dataflow](), list[tuple[Dataflow, str]]()
+        read = _read(decision, expressed)
         widens = self.general is not None and self.general(decision) is not decision
         for each, numbers, told in zip(self.resized, self._numbers, self._told, strict=True):
             if each.sizes.built:
@@ -262,14 +261,28 @@ class Placement:
         differing = sorted(told.get(ref, ()))
         return [d for d in differing if not dims[d] or any(axis not in read for axis in dims[d])]
 
-    def _refuse_unnoticed(self, place: SourcePlace, edit: Edit, expressed: Expressed) -> None:
-        """NotPlaced where a model that is built with other numbers has others in the group, and
-        nothing that the guard asks for is another there."""
+    def _refuse_unnoticed(
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        decision: Decision,
+        expressed: Expressed,
+        held: Sequence[tuple[Ref, int]],
+    ) -> None:
+        """NotPlaced where a model that is built with other numbers has others in the group, or a
+        size that the kernel's inputs lack, and nothing that the guard asks for is another there."""
+        here, read = self.flow.annotated.tensors, _read(decision, expressed)
+        inside = {r: dims for r, dims in expressed.dims.items() if r not in expressed.inputs}
         rows = zip(self.resized, self.seen, self._numbers, self._told, strict=True)
         for each, sources, numbers, told in rows:
-            inside = [ref for ref in expressed.dims if ref not in expressed.inputs]
-            ref = next((r for r in inside if r.node in numbers or r in told), None)
-            if not each.sizes.built or ref is None:
+            lacking = (
+                ref
+                for ref, dims in inside.items()
+                if ref.node in numbers or self._unread(ref, dims, told, read)
+            )
+            ref = next(lacking, None) if each.sizes.built else None
+            there = each.flow.annotated.tensors
+            if ref is None or any(there[of].shape[d] != here[of].shape[d] for of, d in held):
                 continue
             if not self._guards.notices(place, edit, sources, each.flow):
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
@@ -357,6 +370,12 @@ class Placement:
             places = self.sources.standing[step] if step is not None else {}
             rows.append(tuple((known.setdefault(p, len(known)), p.block) for p in places))
         return tuple(rows)
+
+
+def _read(decision: Decision, expressed: Expressed) -> Collection[int]:
+    """The axes whose sizes a set's kernel reads off what it takes."""
+    plan = decision.subject.plan
+    return origins(expressed.region, fixed_axes(plan)) if plan else ()
 
 
 def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:

@@ -48,6 +48,7 @@ def get_inputs():
 
 SCALED = """
 import torch
+import torch.nn.functional as F
 
 
 class Model(torch.nn.Module):
@@ -297,22 +298,29 @@ def test_inputs_that_share_a_size_and_differ_in_it(
 
 
 @pytest.mark.parametrize(
-    ("held", "body", "placed"),
+    ("held", "body", "asked", "refused"),
     [
-        ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])", False),
-        ("parts", "torch.exp(x * self.weight) * self.parts + 1", True),
+        ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])",
+         "weight.size(0) != 1024", ""),
+        ("parts", "torch.exp(x * self.weight) * self.parts + 1", "if parts != 4:", ""),
+        ("None", "F.normalize(torch.exp(x) * self.weight, dim=-1) * 2", "(x, self.weight)", ""),
+        ("torch.nn.Parameter(torch.ones(parts))",
+         "torch.exp(torch.exp(x).sum(-1, True)).expand(-1, len(self.parts)) + 1",
+         "", "expand: a size became a number there: a view has another size"),
     ],
-    ids=["nothing asks", "a guard asks"],
-)
-def test_a_number_of_the_configuration(tmp_path: Path, held: str, body: str, placed: bool) -> None:
-    """What a factory is given is varied, too: a guard asks for what the model holds of it."""
+    ids=["a weight is asked", "a number is asked", "a size that is given", "one that is not given"],
+)  # fmt: skip
+def test_a_number_of_the_configuration(
+    tmp_path: Path, held: str, body: str, asked: str, refused: str
+) -> None:
+    """What a factory is given is varied, too: a guard asks for what the model holds of it, and a
+    kernel reads sizes off what it takes."""
     patch = made(tmp_path, SCALED.format(held=held, body=body))
-    assert_same(patch, tmp_path, [(4, 1024), (1, 1024)], 1024, 4)
-    assert_same(patch, tmp_path, [(4, 512), (1, 512)], 512, 2)
-    if placed:
-        assert "if parts != 4:" in patch.diff
-    else:
-        assert "it serves 1024 alone in dimension 0 of weight" in reasons(patch)
+    assert_same(patch, tmp_path, [(4, 1024), (1, 1024), (4, 24)], 1024, 4)
+    assert_same(patch, tmp_path, [(4, 512), (1, 512), (4, 24)], 512, 2)
+    assert asked in patch.diff
+    assert refused in reasons(patch)
+    assert (patch.saved_us == pytest.approx(patch.free_us)) == (not refused)
     assert any("in get_init_inputs()" in said for said in patch.tried)
 
 
