@@ -32,13 +32,12 @@ from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.fusion.lower import Boundary, Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import Kernel
-from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
 from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
-from fusion_advisor.sourcepatch.editing.splice import splice
+from fusion_advisor.sourcepatch.editing.splice import nested, splice
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
@@ -463,6 +462,7 @@ def patch(
         result.before[path] = source.text
         if outlining:
             edits = [*outlines.outlined(source, edits)]
+        edits = [*nested(source, edits)]
         imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
         if not placement.operators:
             imported.append(_import(path, folder))
@@ -557,7 +557,7 @@ def _edits(
     def add(place: SourcePlace, edit: Edit) -> None:
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
-            if _overlap(edit.touched, other.touched):
+            if not edit.takes_as_operand(other) and not other.takes_as_operand(edit):
                 line = edit.lines[0]
                 raise NotPlaced(f"line {line}: a group with as much to save is put there")
             check_shared(sources, place, edit, other)
@@ -624,10 +624,6 @@ def _edited_away(
         if other.activation == at
         for edit in edits
     )
-
-
-def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
-    return any(a.holds(b) or b.holds(a) for a in spans for b in others)
 
 
 def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:
