@@ -337,6 +337,11 @@ WHOLE = {
         ((3, 96, 64), (96, 32)),
         [((3, 96, 64), (96, 1)), ((3, 96, 48), (96, 24)), ((1, 1, 64), (1, 32))],
     ),
+    "a part of a width": (
+        "return F.cross_entropy(x, y.sigmoid(), label_smoothing=0.1, reduction='none') * 2",
+        ((512, 320), (512, 320)),
+        [((7, 320), (7, 320)), ((7, 160), (7, 160)), ((1, 1), (1, 1))],
+    ),
     "a method of what is no kernel's": (
         "z = x.transpose(1, 2).contiguous(); return torch.sin(z) + z * y",
         ((3, 96, 64), (3, 64, 96)),
