@@ -300,7 +300,7 @@ def reference_of(file: KernelFile, flow: Dataflow) -> str:
     whole = _origins(file.plan, file.input_names, file.origins)
     captured = {axis: f"{name}.shape[{d}]" for axis, (name, d) in whole.items()}
     lines = reference_lines(flow, file.expressed, inputs, {**file.sizes, **captured}, file.titles)
-    used = "\n".join(lines)
+    used = {*re.findall(r"\w+", "\n".join(lines))}
     sizes = [
         f"{file.sizes[axis]} = {name}.shape[{d}]"
         for axis, (name, d) in file.origins.items()

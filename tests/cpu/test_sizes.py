@@ -441,6 +441,48 @@ def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
     assert_same(patch, tmp_path, [(5, 96), (1, 96)], 96, 1)
 
 
+HEADS = """
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.down = nn.Linear(width, width)
+        self.n1, self.n2 = Norm(width), Norm(width // 4)
+
+    def forward(self, x):
+        y = self.down(self.n1(x))
+        return self.n2(y.unflatten(-1, (4, -1)))
+
+
+def get_init_inputs():
+    return [1024]
+
+
+def get_inputs():
+    return [torch.randn(8, 512, 1024)]
+"""
+
+
+def test_a_module_of_rows_and_of_their_heads(tmp_path: Path) -> None:
+    """A reference reads no size because a tensor is called `n1`: two norms are the same."""
+    patch = made(tmp_path, HEADS)
+    assert patch.saved_us == pytest.approx(patch.free_us), reasons(patch)
+    assert_same(patch, tmp_path, [(5, 3, 1024), (1, 1, 1024)], 1024)
+    assert_same(patch, tmp_path, [(5, 3, 96), (1, 1, 96)], 96)
+
+
 CHANNELS = """
 import torch
 from torch import nn
