@@ -307,7 +307,7 @@ def reference_of(file: KernelFile, flow: Dataflow) -> str:
     numbers = {n.key: t for n, t in zip(file.expressed.numbers, file.numbers, strict=True)}
     sized = {**file.sizes, **captured}
     lines = reference_lines(flow, file.expressed, inputs, sized, file.titles, numbers)
-    used = "\n".join(lines)
+    used = {*re.findall(r"\w+", "\n".join(lines))}
     sizes = [
         f"{file.sizes[axis]} = {name}.shape[{d}]"
         for axis, (name, d) in file.origins.items()

@@ -4,7 +4,8 @@ A graph that was captured once does not say which of its numbers follow from siz
 at other sizes of a dimension where the model was seen at others, with the same numbers
 (`Dataflow.varied`). Elsewhere it serves the captured size of dimensions that its views cut at
 numbers, and of an axis whose size a number in it equals, or that of an axis which no input has: its
-size is a number there. The reference has the same numbers, and is no way out.
+size is a number there; and where none of these had another size as its numbers were others, of what
+had. The reference has the same numbers, and is no way out.
 """
 
 from __future__ import annotations
@@ -54,13 +55,21 @@ def held(
     numbers = {abs(n) for node in nodes if not _places(node) for n in _numbers(node)}
     numbers |= _made(expressed)
     told = _told(numbers, expressed.region.sizes, telling)
-    return [
-        (number, d)
-        for number, ref in enumerate(expressed.inputs)
-        for d, dim in enumerate(expressed.dims[ref])
-        if dim and (f"in{number}", d) not in indexed and not varied & {*dim}
-        if (cuts and not free_of(dim, free)) or told & {*dim}
-    ]
+
+    def found() -> list[tuple[int, int]]:
+        return [
+            (number, d)
+            for number, ref in enumerate(expressed.inputs)
+            for d, dim in enumerate(expressed.dims[ref])
+            if dim and (f"in{number}", d) not in indexed and not varied & {*dim}
+            if (cuts and not free_of(dim, free)) or told & {*dim}
+        ]
+
+    for each in flow.varied:
+        known = any(d in each.dims.get(expressed.inputs[number], ()) for number, d in found())
+        if not known and _has_numbers(each, expressed):
+            told |= _axes(each, expressed)
+    return found()
 
 
 def _axes(variation: Variation, expressed: Expressed) -> set[int]:
@@ -76,11 +85,17 @@ def _renumbered(variation: Variation, expressed: Expressed, free: Collection[int
     """Whether a set of launches had other numbers at other sizes, or results of sizes that a file
     does not read off its inputs."""
     inside = {ref: dims for ref, dims in expressed.dims.items() if ref not in expressed.inputs}
-    return any(ref.node in variation.numbers for ref in inside) or any(
+    return _has_numbers(variation, expressed) or any(
         not free_of(dims[d], free)
         for ref, dims in inside.items()
         for d in variation.given.get(ref, ())
     )
+
+
+def _has_numbers(variation: Variation, expressed: Expressed) -> bool:
+    """Whether a set of launches had other numbers at other sizes."""
+    inside = (ref for ref in expressed.dims if ref not in expressed.inputs)
+    return any(ref.node in variation.numbers for ref in inside)
 
 
 def _made(expressed: Expressed) -> set[float]:

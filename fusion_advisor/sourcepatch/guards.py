@@ -137,13 +137,13 @@ class Guards:
     ) -> Iterator[str]:
         """Conditions that dimensions of a kernel's operands have other sizes than captured, where
         the condition `asked` does not ask it already; `operands` are the texts of all. Raises
-        NotPlaced where neither is a tensor's a name nor a view of what has one."""
+        NotPlaced where a tensor has no name and is no module's, and is no view of one like that."""
         words = self.sources.names.get(place, {}).get(edit.lines[0], {})
         names = {self.sources.value(word): name for name, word in words.items()}
         for ref, dim in held:
             shape = self.flow.annotated.tensors[ref].shape
             size, spelt = shape[dim], (dim, dim - len(shape))
-            name = names.get(ref) or self._view_of_named(ref, operands[ref], names)
+            name = names.get(ref) or self._view_of_named(ref, operands[ref], words)
             if not name:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
@@ -153,11 +153,18 @@ class Guards:
             if not any(f"{text} != {size}" in asked for text in known):
                 yield f"{name}.size({dim}) != {size}"
 
-    def _view_of_named(self, ref: Ref, text: str, names: Mapping[Ref | None, str]) -> str:
-        """Text of an operand that is a view of what a name holds as the edit begins; else empty."""
-        mentioned = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-        viewed = not text.isidentifier() and mentioned == {names.get(self.flow.base(ref))}
-        return text if viewed else ""
+    def _view_of_named(self, ref: Ref, text: str, words: Mapping[str, str]) -> str:
+        """Text of an operand that is a view of what a name holds as the edit begins, or that a
+        module holds which has one; else empty."""
+        mentioned = [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+        base = self.flow.base(ref)
+        of_module = self.flow.nodes[self.flow.position[base.node]].kind in ("parameter", "buffer")
+        viewed = all(
+            self.sources.value(words.get(name)) == base
+            or (of_module and words.get(name, "").startswith(":"))
+            for name in mentioned
+        )
+        return text if viewed and not text.isidentifier() else ""
 
     def notices(
         self,

@@ -32,13 +32,12 @@ from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.fusion.lower import Boundary, Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import Node, Ref
 from fusion_advisor.ir.kernel import Kernel
-from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
 from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
-from fusion_advisor.sourcepatch.editing.splice import splice
+from fusion_advisor.sourcepatch.editing.splice import nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
 from fusion_advisor.sourcepatch.other_sizes import (
@@ -177,7 +176,7 @@ class Placement:
         self._refuse_renumbered(held, renumbered)
         operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
-        self._refuse_unnoticed(place, edit, expressed, passed)
+        self._refuse_unnoticed(place, edit, decision, expressed, held, passed)
         edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
@@ -227,9 +226,8 @@ class Placement:
         reference computes what it does there: those where a dimension of one element has another
         size, and those where any other number is another, or a size that the kernel's inputs lack,
         each with that in words."""
-        plan, found = decision.subject.plan, list[Dataflow]()
-        renumbered: list[tuple[Dataflow, str]] = []
-        read = origins(expressed.region, fixed_axes(plan)) if plan else {}
+        found, renumbered = list[Dataflow](), list[tuple[Dataflow, str]]()
+        read = _read(decision, expressed)
         widens = self.general is not None and self.general(decision) is not decision
         for each, numbers, told in zip(self.resized, self._numbers, self._told, strict=True):
             if each.sizes.built:
@@ -286,15 +284,28 @@ class Placement:
         return [d for d in differing if not dims[d] or any(axis not in read for axis in dims[d])]
 
     def _refuse_unnoticed(
-        self, place: SourcePlace, edit: Edit, expressed: Expressed, passed: Sequence[Held]
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        decision: Decision,
+        expressed: Expressed,
+        held: Sequence[tuple[Ref, int]],
+        passed: Sequence[Held],
     ) -> None:
-        """NotPlaced where a model that is built with other numbers has others in the group, and
-        nothing that the guard asks for is another there."""
+        """NotPlaced where a model that is built with other numbers has others in the group, or a
+        size that the kernel's inputs lack, and nothing that the guard asks for is another there."""
+        here, read = self.flow.annotated.tensors, _read(decision, expressed)
+        inside = {r: dims for r, dims in expressed.dims.items() if r not in expressed.inputs}
         rows = zip(self.resized, self.seen, self._numbers, self._told, strict=True)
         for each, sources, numbers, told in rows:
-            inside = [ref for ref in expressed.dims if ref not in expressed.inputs]
-            ref = next((r for r in inside if r.node in numbers or r in told), None)
-            if not each.sizes.built or ref is None:
+            lacking = (
+                ref
+                for ref, dims in inside.items()
+                if ref.node in numbers or self._unread(ref, dims, told, read)
+            )
+            ref = next(lacking, None) if each.sizes.built else None
+            there = each.flow.annotated.tensors
+            if ref is None or any(there[of].shape[d] != here[of].shape[d] for of, d in held):
                 continue
             if not self._guards.notices(place, edit, passed, sources, each.flow):
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
@@ -384,6 +395,12 @@ class Placement:
         return tuple(rows)
 
 
+def _read(decision: Decision, expressed: Expressed) -> Collection[int]:
+    """The axes whose sizes a set's kernel reads off what it takes."""
+    plan = decision.subject.plan
+    return origins(expressed.region, fixed_axes(plan)) if plan else ()
+
+
 def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
     """The nodes of a graph, by name, that the text made which edits replace."""
     return {
@@ -470,6 +487,7 @@ def patch(
         result.before[path] = source.text
         if outlining:
             edits = [*outlines.outlined(source, edits)]
+        edits = [*nested(source, edits)]
         imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
         if not placement.operators:
             imported.append(_import(path, folder))
@@ -564,7 +582,7 @@ def _edits(
     def add(place: SourcePlace, edit: Edit) -> None:
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
-            if _overlap(edit.touched, other.touched):
+            if not edit.takes_as_operand(other) and not other.takes_as_operand(edit):
                 line = edit.lines[0]
                 raise NotPlaced(f"line {line}: a group with as much to save is put there")
             check_shared(sources, place, edit, other)
@@ -631,10 +649,6 @@ def _edited_away(
         if other.activation == at
         for edit in edits
     )
-
-
-def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
-    return any(a.holds(b) or b.holds(a) for a in spans for b in others)
 
 
 def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:

@@ -479,6 +479,55 @@ def test_two_groups_in_one_statement_are_both_said(tmp_path: Path) -> None:
     assert all(line.strip().startswith("# fusion-advisor: ") for line in call)
 
 
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [(4096, 1024), (1024, 4096)], ids=["the inner saves more", "the outer"]
+)
+def test_a_group_in_an_operand_of_another(tmp_path: Path, wide: int, narrow: int) -> None:
+    """What a kernel takes may be made of what another gives, whichever is put first."""
+    patch = made(
+        tmp_path,
+        f"""
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(1024, {wide}), nn.Linear({wide}, {narrow})
+
+            def forward(self, x):
+                return torch.tanh(self.b(F.gelu(self.a(x)) * 2)) + 1
+        """,
+    )
+    text = changed(patch)
+    outer, inner = (
+        next(p.kernel for p in patch.patch.puts if w in p.kernel) for w in ("tanh", "gelu")
+    )
+    call = f"return fused_model.{outer}(self.b(fused_model.{inner}(self.a(x))))"
+    assert call in text
+    assert text.count("# fusion-advisor: ") == 2
+    assert patch.patch.refused == {}
+
+
+def test_a_group_in_an_operand_of_another_with_guards(tmp_path: Path) -> None:
+    """Each asks in a function of its own; the first gives two results."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self, p=0.5):
+                super().__init__()
+                self.a, self.p = nn.Linear(1024, 4096), p
+
+            def forward(self, x):
+                y = F.gelu(x * self.p)
+                s = y.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+                return torch.tanh(self.a(y.float() / s) * self.p) + 1, s
+        """,
+    )
+    text = changed(patch)
+    assert text.count("_or_eager(") == text.count("# fusion-advisor: ") == 2
+    assert "_or_eager(self.a(fused_" in text
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
 def test_a_constant_that_is_lifted_shifts_no_input(tmp_path: Path) -> None:
     """Export puts what `torch.tensor` makes before the inputs, once the trace is over."""
     text = changed(

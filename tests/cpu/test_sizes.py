@@ -48,6 +48,7 @@ def get_inputs():
 
 SCALED = """
 import torch
+import torch.nn.functional as F
 
 
 class Model(torch.nn.Module):
@@ -297,22 +298,29 @@ def test_inputs_that_share_a_size_and_differ_in_it(
 
 
 @pytest.mark.parametrize(
-    ("held", "body", "placed"),
+    ("held", "body", "asked", "refused"),
     [
-        ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])", False),
-        ("parts", "torch.exp(x * self.weight) * self.parts + 1", True),
+        ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])",
+         "weight.size(0) != 1024", ""),
+        ("parts", "torch.exp(x * self.weight) * self.parts + 1", "(x, self.weight, self.parts)", ""),
+        ("None", "F.normalize(torch.exp(x) * self.weight, dim=-1) * 2", "(x, self.weight)", ""),
+        ("torch.nn.Parameter(torch.ones(parts))",
+         "torch.exp(torch.exp(x).sum(-1, True)).expand(-1, len(self.parts)) + 1",
+         "", "expand: a size became a number there: a view has another size"),
     ],
-    ids=["nothing asks", "the kernel is given it"],
-)
-def test_a_number_of_the_configuration(tmp_path: Path, held: str, body: str, placed: bool) -> None:
-    """What a factory is given is varied, too: the kernel is given what the model holds of it."""
+    ids=["a weight is asked", "a number is given", "a size that is given", "one that is not given"],
+)  # fmt: skip
+def test_a_number_of_the_configuration(
+    tmp_path: Path, held: str, body: str, asked: str, refused: str
+) -> None:
+    """What a factory is given is varied, too: kernels are given what the model holds of it, and read
+    sizes off what they take, or a guard asks these."""
     patch = made(tmp_path, SCALED.format(held=held, body=body))
-    assert_same(patch, tmp_path, [(4, 1024), (1, 1024)], 1024, 4)
-    assert_same(patch, tmp_path, [(4, 512), (1, 512)], 512, 2)
-    if placed:
-        assert "(x, self.weight, self.parts)" in patch.diff
-    else:
-        assert "it serves 1024 alone in dimension 0 of weight" in reasons(patch)
+    assert_same(patch, tmp_path, [(4, 1024), (1, 1024), (4, 24)], 1024, 4)
+    assert_same(patch, tmp_path, [(4, 512), (1, 512), (4, 24)], 512, 2)
+    assert asked in patch.diff
+    assert refused in reasons(patch)
+    assert (patch.saved_us == pytest.approx(patch.free_us)) == (not refused)
     assert any("in get_init_inputs()" in said for said in patch.tried)
 
 
@@ -328,6 +336,11 @@ WHOLE = {
         "return torch.stack((p * y - q * y, q * y + p * y), -1).flatten(-2) * 2",
         ((3, 96, 64), (96, 32)),
         [((3, 96, 64), (96, 1)), ((3, 96, 48), (96, 24)), ((1, 1, 64), (1, 32))],
+    ),
+    "a part of a width": (
+        "return F.cross_entropy(x, y.sigmoid(), label_smoothing=0.1, reduction='none') * 2",
+        ((512, 320), (512, 320)),
+        [((7, 320), (7, 320)), ((7, 160), (7, 160)), ((1, 1), (1, 1))],
     ),
     "a method of what is no kernel's": (
         "z = x.transpose(1, 2).contiguous(); return torch.sin(z) + z * y",
@@ -426,6 +439,48 @@ def test_one_kernel_serves_a_helper_at_every_width(tmp_path: Path) -> None:
     assert len([path for path in patch.patch.after if path.stem.startswith("layer_norm")]) == 1
     assert_same(patch, tmp_path, [(5, 2048), (1, 2048)], 2048, 512)
     assert_same(patch, tmp_path, [(5, 96), (1, 96)], 96, 1)
+
+
+HEADS = """
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.down = nn.Linear(width, width)
+        self.n1, self.n2 = Norm(width), Norm(width // 4)
+
+    def forward(self, x):
+        y = self.down(self.n1(x))
+        return self.n2(y.unflatten(-1, (4, -1)))
+
+
+def get_init_inputs():
+    return [1024]
+
+
+def get_inputs():
+    return [torch.randn(8, 512, 1024)]
+"""
+
+
+def test_a_module_of_rows_and_of_their_heads(tmp_path: Path) -> None:
+    """A reference reads no size because a tensor is called `n1`: two norms are the same."""
+    patch = made(tmp_path, HEADS)
+    assert patch.saved_us == pytest.approx(patch.free_us), reasons(patch)
+    assert_same(patch, tmp_path, [(5, 3, 1024), (1, 1, 1024)], 1024)
+    assert_same(patch, tmp_path, [(5, 3, 96), (1, 1, 96)], 96)
 
 
 CHANNELS = """

@@ -148,6 +148,11 @@ class Edit:
         replaced = any(each.holds(span) for each, _ in self.replaced)
         return replaced and not any(each.holds(span) for each in self.kept)
 
+    def takes_as_operand(self, other: Edit) -> bool:
+        """Whether what another edit touches of the same text lies in operands of this one."""
+        shared = [(a, b) for a in self.touched for b in other.touched if a.holds(b) or b.holds(a)]
+        return all(any(a.holds(leaf) and leaf.holds(b) for leaf in self.kept) for a, b in shared)
+
 
 @dataclass
 class _Top:

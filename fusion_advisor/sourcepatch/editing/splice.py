@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import libcst as cst
@@ -11,6 +12,7 @@ from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit
+from fusion_advisor.sourcepatch.editing.sources import SourceFile
 
 
 def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str]) -> str:
@@ -55,6 +57,43 @@ def overlapping(edits: Iterable[tuple[Edit, str]]) -> list[list[tuple[Edit, str]
             found.append([])
         found[-1].append(pair)
     return found
+
+
+def nested(file: SourceFile, edits: Iterable[tuple[Edit, str]]) -> Iterator[tuple[Edit, str]]:
+    """Yield the edits of a file with their comments, the inner ones first: the operands of an edit
+    as others leave them."""
+    pairs, texts = [*edits], dict[Span, str]()
+    everything = {span for edit, _ in pairs for span, _ in edit.replaced}
+
+    def inner(edit: Edit) -> list[Span]:
+        return [span for span in everything if any(leaf.holds(span) for leaf in edit.kept)]
+
+    for edit, comment in sorted(pairs, key=lambda pair: len(inner(pair[0]))):
+        spelled = {ast.dump(file.expressions[span]): texts[span] for span in inner(edit)}
+        if spelled:
+            edit = replace(
+                edit,
+                replaced=tuple((span, _placed(text, spelled)) for span, text in edit.replaced),
+                inserted=tuple((span, _placed(text, spelled)) for span, text in edit.inserted),
+            )
+        texts |= dict(edit.replaced)
+        yield edit, comment
+
+
+def _placed(text: str, spelled: Mapping[str, str]) -> str:
+    """A text with other texts in place of expressions."""
+    return ast.unparse(_Placing(spelled).visit(ast.parse(text))) if text else ""
+
+
+class _Placing(ast.NodeTransformer):
+    """Puts texts in place of expressions."""
+
+    def __init__(self, spelled: Mapping[str, str]) -> None:
+        self._spelled = spelled
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        text = self._spelled.get(ast.dump(node)) if isinstance(node, ast.expr) else None
+        return ast.parse(text, mode="eval").body if text else self.generic_visit(node)
 
 
 def _guards(edits: Iterable[tuple[Edit, str]]) -> Iterator[_Guard]:
