@@ -512,14 +512,14 @@ def test_a_group_in_an_operand_of_another_with_guards(tmp_path: Path) -> None:
         tmp_path,
         """
         class Model(nn.Module):
-            def __init__(self, p=0.5):
+            def __init__(self, p=1.5):
                 super().__init__()
                 self.a, self.p = nn.Linear(1024, 4096), p
 
             def forward(self, x):
-                y = F.gelu(x * self.p)
+                y = F.gelu(x ** self.p)
                 s = y.abs().amax(-1, keepdim=True).clamp(min=1e-5)
-                return torch.tanh(self.a(y.float() / s) * self.p) + 1, s
+                return torch.tanh(self.a(y.float() / s) ** self.p) + 1, s
         """,
     )
     text = changed(patch)

@@ -302,7 +302,7 @@ def test_inputs_that_share_a_size_and_differ_in_it(
     [
         ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])",
          "weight.size(0) != 1024", ""),
-        ("parts", "torch.exp(x * self.weight) * self.parts + 1", "(x, self.weight, self.parts)", ""),
+        ("parts", "torch.exp(x * self.weight) * self.parts + 1", "self.weight, self.parts)", ""),
         ("None", "F.normalize(torch.exp(x) * self.weight, dim=-1) * 2", "(x, self.weight)", ""),
         ("torch.nn.Parameter(torch.ones(parts))",
          "torch.exp(torch.exp(x).sum(-1, True)).expand(-1, len(self.parts)) + 1",
@@ -313,8 +313,8 @@ def test_inputs_that_share_a_size_and_differ_in_it(
 def test_a_number_of_the_configuration(
     tmp_path: Path, held: str, body: str, asked: str, refused: str
 ) -> None:
-    """What a factory is given is varied, too: kernels are given what the model holds of it, and read
-    sizes off what they take, or a guard asks these."""
+    """What a factory is given is varied, too: kernels are given what the model holds of it, and
+    read sizes off what they take, or a guard asks these."""
     patch = made(tmp_path, SCALED.format(held=held, body=body))
     assert_same(patch, tmp_path, [(4, 1024), (1, 1024), (4, 24)], 1024, 4)
     assert_same(patch, tmp_path, [(4, 512), (1, 512), (4, 24)], 512, 2)
