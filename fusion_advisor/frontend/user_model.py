@@ -479,14 +479,29 @@ def under_scenario(
         if shape == list(value.shape) and dtype == value.dtype:
             return value if fake.is_our_fake(value) else fake.from_tensor(value)
         with fake:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty_permuted(shape, _memory_order(value), dtype=dtype)
 
     return resized(pytree.tree_map(adjusted, (args, kwargs)), scenario.sizes)
 
 
+def _memory_order(value: torch.Tensor) -> list[int]:
+    """Dimensions of a tensor from the largest step to the smallest; of one that is broadcast as
+    they come."""
+    broadcast = 0 in value.stride()
+    return sorted(range(value.dim()), key=lambda dim: 0 if broadcast else -value.stride(dim))
+
+
+def with_size(value: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """A tensor with another size in a dimension, that lies as it did: its own elements, repeated
+    from the start where there are too few."""
+    places = torch.arange(size, device=value.device) % value.shape[dim]
+    shape = [size if d == dim else n for d, n in enumerate(value.shape)]
+    made = torch.empty_permuted(shape, _memory_order(value), dtype=value.dtype, device=value.device)
+    return made.copy_(value.index_select(dim, places))
+
+
 def resized(given: Any, sizes: Sizes) -> Any:
-    """Inputs at other sizes: their own elements, repeated from the start where there are
-    too few."""
+    """Inputs at other sizes."""
     numbers = count()
 
     def changed(value: Any) -> Any:
@@ -495,8 +510,7 @@ def resized(given: Any, sizes: Sizes) -> Any:
         number = next(numbers)
         for tensor, dim, size in sizes.inputs:
             if tensor == number and value.dim() > dim and value.shape[dim] not in (0, size):
-                places = torch.arange(size, device=value.device) % value.shape[dim]
-                value = value.index_select(dim, places)
+                value = with_size(value, dim, size)
         return value
 
     return pytree.tree_map(changed, given) if sizes.inputs else given

@@ -33,7 +33,14 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.frontend.child import relocate
 from fusion_advisor.frontend.emitted_calls import references
-from fusion_advisor.frontend.user_model import OnHost, defaults, found_in, leading_sizes, resized
+from fusion_advisor.frontend.user_model import (
+    OnHost,
+    defaults,
+    found_in,
+    leading_sizes,
+    resized,
+    with_size,
+)
 from fusion_advisor.ir.scenario import Scenario, Sizes
 from fusion_advisor.measure.protocol import RunJob, RunResult
 from fusion_advisor.support.kernel_fault import KernelFault, cause
@@ -280,7 +287,7 @@ def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
             return value
         for dim, wanted in enumerate(size):
             if wanted and value.dim() > dim and value.shape[dim] == leading[dim] != 0:
-                value = value.index_select(dim, torch.arange(wanted) % value.shape[dim])
+                value = with_size(value, dim, wanted)
         if value.is_floating_point() and value.numel() > 1 and _says_little(value):
             value = torch.randn(value.shape).to(value.dtype)
         return _written(value).to(device)

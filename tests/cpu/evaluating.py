@@ -187,7 +187,7 @@ def reference_functions() -> dict[str, Any]:
 def drawn_reference(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> list[Tensor]:
     """What the emitted reference gives for a region that draws random numbers."""
     names = {ref: f"given[{n}]" for n, ref in enumerate(found.inputs)}
-    lines = reference_lines(flow, found, names, {}, {n.name: n.name for n in flow.nodes})
+    lines = reference_lines(flow, found, names, {}, {n.name: n.name for n in flow.nodes}, {})
     functions = reference_functions() | {"given": _given(flow, found, inputs)}
     functions |= dict(zip(STATE, RANDOM_STATE, strict=True))
     body = "\n".join(f"    {line}" for line in lines)

@@ -563,3 +563,26 @@ def test_a_number_that_torch_reads_of_a_class_that_inherits_is_asked(tmp_path: P
     patch = made(tmp_path, INHERITED)
     assert patch.diff
     assert_same(patch, tmp_path, [(2, 1024), (1, 1024)], 0.5)
+
+
+TURNED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        p, q = x.float()[..., ::2], x.float()[..., 1::2]
+        return torch.stack((p * y - q, q * y + p), -1).flatten(-2).to(x.dtype)
+
+
+def get_inputs():
+    x = torch.randn(1, 33, 32, 8, dtype=torch.bfloat16).transpose(-1, -2)
+    return [x, torch.randn(33, 1, 16)]
+"""
+
+
+def test_inputs_lie_at_other_sizes_as_they_did(tmp_path: Path) -> None:
+    """A kernel that is written at a larger batch serves the layout that the model is given."""
+    patch = made(tmp_path, TURNED)
+    kernel = next(text for text in patch.patch.after.values() if "def reference" in text)
+    assert "a_strides[3]" in kernel or "x_strides[3]" in kernel, kernel
