@@ -101,9 +101,14 @@ def converted(pool: Pool, value: int, dtype: str, label: str = "") -> int:
 
 
 def combined_parts(pool: Pool, expr: Expr, part: int, parts: int, label: str) -> int:
-    """A reduction out of partial results. Sums of them are made in float64: there are few, and
-    eager's own sums lose less than float32 would."""
+    """A reduction out of partial results."""
+    return reduced_again(pool, expr, part, (parts,), label)
+
+
+def reduced_again(pool: Pool, expr: Expr, part: int, axes: tuple[int, ...], label: str) -> int:
+    """A reduction of its own results along other axes. Sums of them are made in float64: there are
+    few, and eager's own sums lose less than float32 would."""
     if expr.monoid == "sum" and expr.dtype == "float32":
-        total = summed(pool, converted(pool, part, "float64"), (parts,), label)
+        total = summed(pool, converted(pool, part, "float64"), axes, label)
         return converted(pool, total, "float32")
-    return pool.add(replace(expr, args=(part,), axes=(parts,)), label)
+    return pool.add(replace(expr, args=(part,), axes=axes), label)

@@ -3,12 +3,20 @@ kernel combines it (the mean of every row's loss, the norm of pooled channels)."
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from fusion_advisor.region.region import Output, Region
+from fusion_advisor.region.region import JOINED, Output, Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Planner, Refused
-from fusion_advisor.schedules.cutting import Copier, loaded, piece, pool_of, space
+from fusion_advisor.schedules.cutting import (
+    Copier,
+    loaded,
+    piece,
+    pool_of,
+    reduced_again,
+    space,
+)
 from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced
 from fusion_advisor.schedules.reducing import along_rows, widest
 
@@ -23,12 +31,67 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     """
     rows = along_rows(region, rulebook.schedules.flat)
     late = _late(region, rows, rulebook)
-    sizes = dict(region.sizes)
     ends = [o for o in region.outputs if late & reach(region, o.value)]
-    early = [o for o in region.outputs if o not in ends]
-    handed = {n: _handed(region, n, sizes) for n in _crossing(region, rows, late, ends)}
+    handed = _crossing(region, rows, late, ends)
     if not handed:
         raise Refused("parallel-pattern", "the reductions run along different axes", final=True)
+    return _in_two(region, handed, ends, device, rulebook, best)
+
+
+def in_rows(region: Region) -> frozenset[int]:
+    """Axes along which reductions to single numbers should go first, since tensors lie across each
+    other: those along which the largest lies, up to where another's memory goes on. None where all
+    lie one way, or where anything is made of a part of the places."""
+    reductions = [*region.all("reduce")]
+    space = region.space
+    alike = all(frozenset(region.exprs[n].axes) == space for n in reductions)
+    joined = all(region.exprs[n].monoid in JOINED for n in reductions)
+    if region.kept or any(region.all("scan")) or not (reductions and alike and joined):
+        return frozenset()
+    loads = [load for load in accesses(region)[0] if load.walks == space and not load.pulled]
+    loads.sort(key=lambda load: -load.tensor.bytes)
+    ways = [sorted(space, key=lambda axis: abs(load.step(axis))) for load in loads]
+    others = {way[0] for way in ways} - {way[0] for way in ways[:1]}
+    found = ways[0][: min(ways[0].index(axis) for axis in others)] if others else []
+    return frozenset(found)
+
+
+def rows_first(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
+    """Plan of reductions to single numbers in two: rows, then what they give, added up in float64.
+    Refused where all tensors lie one way."""
+    inner = in_rows(region)
+    if not inner:
+        raise Refused("no-schedule", "all that it reduces lies one way")
+    pool, known = pool_of(region, region.sizes), dict[int, int]()
+    copier = Copier(pool, region, known)
+    for number in region.all("reduce"):
+        expr = region.exprs[number]
+        args, label = (copier.copied(expr.args[0]),), region.labels.get(number, "")
+        axes = (
+            tuple(a for a in expr.axes if a in inner),
+            tuple(a for a in expr.axes if a not in inner),
+        )
+        row = pool.add(replace(expr, args=args, axes=axes[0]), label)
+        known[number] = reduced_again(pool, expr, row, axes[1], label)
+    outputs = [replace(o, value=copier.copied(o.value)) for o in region.outputs]
+    apart = piece(region, pool, outputs, (), dict(region.sizes))
+    handed = [n for n in apart.all("reduce") if frozenset(apart.exprs[n].axes) == inner]
+    return _in_two(apart, handed, list(apart.outputs), device, rulebook, best)
+
+
+def _in_two(
+    region: Region,
+    crossing: Sequence[int],
+    ends: Sequence[Output],
+    device: Device,
+    rulebook: Rulebook,
+    best: Planner,
+) -> Plan:
+    """Plan of kernels that leave some values in memory and of those that make the `ends` of these.
+    Refused where that is more than a finishing step."""
+    sizes = dict(region.sizes)
+    early = [o for o in region.outputs if o not in ends]
+    handed = {n: _handed(region, n, sizes) for n in crossing}
     first = piece(
         region, pool_of(region, sizes), [*early, *handed.values()], (), sizes, region.free_axis
     )

@@ -39,6 +39,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
         return Planned((), (Refusal("no-schedule", why),))
     plans, refusals = _tried(region, device, rulebook)
+    if plans and plans[0].launches > 1:  # several programs share it in any case
+        try:
+            plans.insert(0, finishing.rows_first(region, device, rulebook, _best))
+        except Refused as refused:
+            refusals.append(refused.refusal)
     if not plans:
         try:
             plans.append(finishing.plan(region, device, rulebook, _best))

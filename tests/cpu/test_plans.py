@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.rulebook.schema import Rulebook
@@ -455,6 +456,27 @@ def test_rows_that_no_program_can_hold_are_shared() -> None:
 
 def pooled_softmax(a: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.nn.functional.max_pool3d(a, 2), 1).amax(1)
+
+
+def test_numbers_of_tensors_that_lie_across_each_other_go_by_rows(worker: Worker) -> None:
+    """A walk along one's memory would be a walk across the other's."""
+
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.huber_loss(a.float(), b.float())
+
+    long = torch.empty(4099, 2053, dtype=torch.bfloat16)
+    plan = best(loss, long, torch.empty(2053, 4099, dtype=torch.bfloat16).t())
+    first, *_ = plan.steps
+    assert (first.rows, rows(first)) == (8, 4099), "a tile of rows, not a part of all"
+    assert best(loss, long, long + 1).schedule == "split"
+    assert best(loss, long[:7, :9], long.t()[:7, :9]).launches == 1
+    turned = (x(65, 4099), x(4099, 65))
+    for function in (
+        lambda a, b: ((a - b.t()) ** 2).mean(),
+        lambda a, b: ((a * b.t()).amax(), (a + b.t()).exp().sum()),
+    ):
+        assert best(function, *turned).launches > 1
+        assert checked(function, turned, worker) is None
 
 
 def test_what_lanes_read_again_is_counted() -> None:
