@@ -196,6 +196,7 @@ class RowSchedule(Table):
     across_elements: Elements
     """Elements of a tile of rows that lie across contiguous memory."""
     across_elements_per_thread: Elements
+    single_elements_per_thread: Elements
     """Elements of a thread there, for each that it loads at once."""
     walking_elements: Elements
     """Elements of a tile whose lanes each walk positions of their own."""

@@ -53,6 +53,8 @@ def tile(
         each = numbers.walking_elements_per_thread.count
     elif coalesced > 1:
         each = max(each, numbers.across_elements_per_thread.count * laid.vector)
+    elif rows * held <= numbers.tile_elements.count and laid.vector == 1 and laid.stores_rows:
+        each = numbers.single_elements_per_thread.count if rows == 1 else each
     elif rows * held <= numbers.tile_elements.count:
         each = rows * held  # one warp, which combines rows without waiting for others
     by_elements = rows * block // (each * device.warp_size)  # a second piece is as many for each

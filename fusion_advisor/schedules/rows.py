@@ -93,6 +93,11 @@ class Rows:
         return min((vector(load) for load in self.loads if load.walks & self.axes), default=0)
 
     @property
+    def stores_rows(self) -> bool:
+        """Whether a result has elements along the rows."""
+        return any(store.walks & self.axes for store in self.stores)
+
+    @property
     def vector(self) -> int:
         """Elements that a lane loads at once, of the tensor of which those are the fewest bytes."""
         sizes = [load.tensor.itemsize for load in self.loads if load.walks & self.axes]
