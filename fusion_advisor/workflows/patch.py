@@ -492,7 +492,7 @@ def _proven_operators(
 def _backward_held(
     found: Identified, kernels: Mapping[str, Kernel]
 ) -> dict[object, tuple[tuple[int, int], ...]]:
-    """What kernels' backward serves one size in, by the forms of their groups."""
+    """Dimensions in which kernels' backward serves one size, by the forms of their groups."""
     groups = [(f.decision.subject.expressed, kernels.get(f.name)) for f in found.groups]
     return {group.form: kernel.held for group, kernel in groups if group and kernel and kernel.held}
 
