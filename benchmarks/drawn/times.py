@@ -203,7 +203,7 @@ def table(rows: Sequence[Row], own: Sequence[str] = OWN) -> list[str]:
             said = f"{100 * off[-1]:.0f} %"
         cells = [f"{row[way]:.1f}" if way in row else "" for way in (*RIVALS, *own)]
         cells += [f"{beside[way]:.2f}" if way in beside else "" for way in own]
-        marks = "" if row.get("placed") else " (nothing placed)"
+        marks = "" if row.get("placed", own[0] in row) else " (nothing placed)"
         marks += f" ({row[f'{own[0]} failed']})" if f"{own[0]} failed" in row else ""
         lines.append(
             f"| {row['module']}{marks} | {' | '.join(cells)} | {shares[-1]:.0f} | {said} |"

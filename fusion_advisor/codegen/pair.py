@@ -106,7 +106,8 @@ def paired(kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Ru
     """File of a group with its backward, from the `kernel` and `file` of the group alone. The
     `note` stands in the docstring. Raises ValueError for a tensor that no kernel makes."""
     files = (*pair.forward.files, *pair.backward.files)
-    held = [(file.input_names[n], d, size) for kind, n, d, size in pair.held if kind == "input"]
+    of_inputs = [(n, d, size) for kind, n, d, size in pair.held if kind == "input"]
+    held = [(file.input_names[n], d, size) for n, d, size in of_inputs]
     made = cases(replace(file, held=(*file.held, *held)), rulebook, full_size=False)
     made = tuple(
         replace(case, loaded_bytes=None, stored_bytes=None, loads=None, stores=None)
@@ -131,6 +132,7 @@ def paired(kernel: Kernel, file: KernelFile, pair: Pair, note: str, rulebook: Ru
         cases=made,
         launches=tuple(launch for each in files for launch in launches(each)),
         gradients=pair.gradients,
+        held=tuple((n, d) for n, d, _ in of_inputs),
     )
 
 

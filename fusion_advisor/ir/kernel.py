@@ -96,6 +96,8 @@ class Kernel:
     """Names of the numbers that the launcher is given behind its tensors."""
     gradients: tuple[int, ...] = ()
     """Inputs of which the file makes the gradient, too."""
+    held: tuple[tuple[int, int], ...] = ()
+    """Dimensions of inputs, by the input's number, in which its backward serves one size."""
 
 
 @dataclass(frozen=True, slots=True)

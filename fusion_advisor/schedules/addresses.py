@@ -66,6 +66,8 @@ class Addresses(Coordinates):
         whole vectors hold them: of an argument it knows only whether 16 divides it."""
         step, found = self.step, list[Statement]()
         along = {"DIVISOR": spanned(step.inner or step.outer[-1:])}
+        if not step.inner and prod(step.sizes[axis] for axis in along["DIVISOR"]) % 2:
+            along["DIVISOR"] = spanned(step.outer)  # no vector ends where a last dimension does
         if self.several and self.region.reduced:  # lanes that combine lie along rows, too
             along["ROWS_DIVISOR"] = spanned(step.outer[-1:])
         for constant, axes in along.items():

@@ -108,6 +108,10 @@ class Placement:
     """Decision on any launches."""
     given: GivenNumbers | None = None
     """The numbers that kernels are given; None where all are constants."""
+    backward_held: Mapping[object, Sequence[tuple[int, int]]] = field(
+        default_factory=dict[object, Sequence[tuple[int, int]]]
+    )
+    """Dimensions of what a group takes in which its backward serves one size, by its form."""
     serving: Serving | None = None
     """Comparison of launches by their kernels; None where each kernel serves its own alone."""
 
@@ -173,6 +177,8 @@ class Placement:
             ]
             guards.append(self._guards.of_size(place, edit, unserved, served))
         held = [] if self.operators else self._held(decision, expressed)
+        more = self.backward_held.get(expressed.form, ()) if self.backward_held else ()
+        held += [(expressed.inputs[n], d) for n, d in more if (expressed.inputs[n], d) not in held]
         self._refuse_renumbered(held, renumbered)
         operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))

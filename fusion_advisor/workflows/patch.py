@@ -255,6 +255,7 @@ def patch_model(
                     for f in new
                 }
             proven = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
+            placement = replace(placement, backward_held=_backward_held(found, proven))
             stamps = {
                 name: stamp_of(request, proof.check, rulebook, proof.searched)
                 for name, proof in proofs.items()
@@ -486,6 +487,14 @@ def _proven_operators(
         if not children.check or not all(others):
             narrow.add(finding.name)
     return proven, frozenset(narrow)
+
+
+def _backward_held(
+    found: Identified, kernels: Mapping[str, Kernel]
+) -> dict[object, tuple[tuple[int, int], ...]]:
+    """Dimensions in which kernels' backward serves one size, by the forms of their groups."""
+    groups = [(f.decision.subject.expressed, kernels.get(f.name)) for f in found.groups]
+    return {group.form: kernel.held for group, kernel in groups if group and kernel and kernel.held}
 
 
 def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:

@@ -83,9 +83,9 @@ def softmax(a: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("columns", "rows", "warps"),
-    [(64, 16, 1), (96, 8, 1), (49, 16, 1), (77, 8, 1), (197, 4, 1), (1000, 1, 1), (1500, 1, 2)],
+    [(64, 16, 1), (96, 8, 1), (49, 16, 2), (77, 8, 2), (197, 4, 2), (599, 1, 4), (1000, 1, 1)],
 )
-def test_rows_of_up_to_a_thousand_elements_have_one_warp(
+def test_rows_of_up_to_a_thousand_elements_have_one_warp_where_they_come_in_vectors(
     columns: int, rows: int, warps: int
 ) -> None:
     plan = best(softmax, torch.empty(200000, columns, device="meta"))
@@ -156,3 +156,17 @@ def test_scans_across_memory_go_in_short_chunks(dim: int, schedule: str, worker:
 def test_threads_have_few_elements_where_each_is_an_access(count: int, block: int) -> None:
     plan = best(lambda a: a.relu() + 1, torch.empty(count, device="meta"))
     assert plan.steps[0].block == block
+
+
+@pytest.mark.parametrize(("rows", "told"), [(1288, True), (1296, False), (1287, False)])
+def test_a_flat_kernel_is_told_what_divides_all_where_no_row_ends_with_a_vector(
+    rows: int, told: bool
+) -> None:
+    """A last dimension of 137 holds no vectors, 1288 rows of it eight elements at a time. Of 16 that
+    divide a size the compiler knows."""
+
+    def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(a * b)
+
+    text = kernel_of(chain, torch.empty(rows, 137).half(), torch.empty(137).half()).text
+    assert ("DIVISOR=host.divisor(n0 * n1)" in text) == told

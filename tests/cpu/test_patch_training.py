@@ -278,6 +278,25 @@ def get_inputs():
 """
 
 
+def test_a_size_that_a_backward_alone_is_held_to_is_asked(tmp_path: Path) -> None:
+    """128 is the width and the least number of an int8: the gradient's file serves that width."""
+    text = f"""{HEAD}
+
+class Model(nn.Module):
+    def forward(self, a):
+        a = F.elu(a)
+        s = a.abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
+        return torch.round(a / s).clamp(-128, 127).to(torch.int8), s
+
+
+def get_inputs():
+    return [torch.randn(7, 128)]
+"""
+    patch = made(tmp_path, text)
+    assert any("a.size(1) != 128" in text for text in patch.patch.after.values())
+    assert list(map(has_backward, kernels(patch).values())) == [True]
+
+
 def test_a_group_without_backward_is_left_with_the_reason(tmp_path: Path) -> None:
     """A group that no gradient passes through needs none, and is put as it is."""
     patch = made(tmp_path, WITHOUT)
