@@ -162,8 +162,8 @@ def test_threads_have_few_elements_where_each_is_an_access(count: int, block: in
 def test_a_flat_kernel_is_told_what_divides_all_where_no_row_ends_with_a_vector(
     rows: int, told: bool
 ) -> None:
-    """A last dimension of 137 holds no vectors, 1288 rows of it eight elements at a time. Of 16 that
-    divide a size the compiler knows."""
+    """A last dimension of 137 holds no vectors, 1288 rows of it eight elements at a time. Of 16
+    that divide a size the compiler knows."""
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(a * b)
