@@ -196,8 +196,9 @@ class RowSchedule(Table):
     across_elements: Elements
     """Elements of a tile of rows that lie across contiguous memory."""
     across_elements_per_thread: Elements
-    single_elements_per_thread: Elements
     """Elements of a thread there, for each that it loads at once."""
+    single_elements_per_thread: Elements
+    """Elements of a thread in a tile of one stored row that comes one element at a time."""
     walking_elements: Elements
     """Elements of a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs

@@ -38,7 +38,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     return _in_two(region, handed, ends, device, rulebook, best)
 
 
-def in_rows(region: Region) -> frozenset[int]:
+def _inner(region: Region) -> frozenset[int]:
     """Axes along which reductions to single numbers should go first, since tensors lie across each
     other: those along which the largest lies, up to where another's memory goes on. None where all
     lie one way, or where anything is made of a part of the places."""
@@ -59,7 +59,7 @@ def in_rows(region: Region) -> frozenset[int]:
 def rows_first(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
     """Plan of reductions to single numbers in two: rows, then what they give, added up in float64.
     Refused where all tensors lie one way."""
-    inner = in_rows(region)
+    inner = _inner(region)
     if not inner:
         raise Refused("no-schedule", "all that it reduces lies one way")
     pool, known = pool_of(region, region.sizes), dict[int, int]()
@@ -67,12 +67,10 @@ def rows_first(region: Region, device: Device, rulebook: Rulebook, best: Planner
     for number in region.all("reduce"):
         expr = region.exprs[number]
         args, label = (copier.copied(expr.args[0]),), region.labels.get(number, "")
-        axes = (
-            tuple(a for a in expr.axes if a in inner),
-            tuple(a for a in expr.axes if a not in inner),
-        )
-        row = pool.add(replace(expr, args=args, axes=axes[0]), label)
-        known[number] = reduced_again(pool, expr, row, axes[1], label)
+        along = tuple(axis for axis in expr.axes if axis in inner)
+        across = tuple(axis for axis in expr.axes if axis not in inner)
+        row = pool.add(replace(expr, args=args, axes=along), label)
+        known[number] = reduced_again(pool, expr, row, across, label)
     outputs = [replace(o, value=copier.copied(o.value)) for o in region.outputs]
     apart = piece(region, pool, outputs, (), dict(region.sizes))
     handed = [n for n in apart.all("reduce") if frozenset(apart.exprs[n].axes) == inner]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.graph import FLOATS, Arg, GivenNumber, Node
+from fusion_advisor.ir.graph import Arg, GivenNumber, Node
 from fusion_advisor.ir.source_trace import Evaluation, Span
 from fusion_advisor.ops.given import HANDED_ON
 from fusion_advisor.region.builder import NARROW_FLOATS
@@ -49,7 +49,7 @@ class Held:
 class GivenNumbers:
     """The numbers that kernels are given, in a model as it was captured."""
 
-    sources: Sources
+    reader: HeldNumbers
     held: Mapping[Argument, Held] = field(default_factory=dict[Argument, Held])
     numbers: Mapping[Argument, GivenNumber] = field(default_factory=dict[Argument, GivenNumber])
 
@@ -105,27 +105,29 @@ class GivenNumbers:
             if not owner:
                 raise NotPlaced(missing)
             return f"{owner}.{held.attribute}"
-        read = HeldNumbers(self.sources).read(held.step, place, line, names)
+        sources = self.reader.sources
+        read = self.reader.read(held.step, place, line, names)
         texts = {n.span: n.text for n in read if held.has(n.file, n.span)}
         if not all(texts.values()):
             raise NotPlaced(missing)
-        if len(texts) < len(held.leaves):  # a call passes it: a guard asks what follows from there
+        if len(texts) < len(held.leaves):  # a call passes one: a guard asks what it follows from
             return repr(number.given)
-        tree = _filled(self.sources.file(held.file).expressions[held.span], texts)
-        if _MATH in names_in(tree) and _MATH not in self.sources.file(place.block.file).bound:
+        tree = _filled(sources.file(held.file).expressions[held.span], texts)
+        if _MATH in names_in(tree) and _MATH not in sources.file(place.block.file).bound:
             raise NotPlaced(f"line {line}: `{_MATH}`, which a number is made with, is not there")
         return ast.unparse(tree)
 
 
 def given_numbers(sources: Sources, flow: Dataflow) -> GivenNumbers:
     """Find the numbers of a graph that ops hand on and the source holds."""
-    finder = _Finder(sources, HeldNumbers(sources))
+    reader = HeldNumbers(sources)
+    finder = _Finder(sources, reader)
     held: dict[Argument, Held] = {}
     numbers: dict[Argument, GivenNumber] = {}
     for node in flow.nodes:
         for place, number, where in finder.of(node, flow):
             numbers[node.name, place], held[node.name, place] = number, where
-    return GivenNumbers(sources, held, numbers)
+    return GivenNumbers(reader, held, numbers)
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ class _Finder:
         file = self.sources.trail.activations[self._evaluation(node.step).activation].file
         read = self.reader.read(node.step, place, line)
         leaves = [n for n in read if n.text and n.file == file]
+        if any(n.of == "name" and self._bound_again(n.text, node.step) for n in leaves):
+            return None
         for expression in self._expressions(node.step, leaves):
             inside = [n for n in leaves if span_of(expression).holds(n.span)]
             told = _MATH not in names_in(expression) or _MATH in self.sources.file(file).bound
@@ -166,7 +170,8 @@ class _Finder:
                     node.step, file, span_of(expression),
                     tuple((n.span, n.value) for n in inside),
                 )  # fmt: skip
-                key = place.activation, text, value
+                apart = span_of(expression) if self._bound_again(text, node.step) else None
+                key = place.activation, text, value, apart
                 found[text] = GivenNumber(value, key, _last_name(tree)), held
         found |= self._of_torch(node, value)
         return next(iter(found.values())) if len(found) == 1 else None
@@ -183,6 +188,17 @@ class _Finder:
             inside = any(span_of(value).holds(n.span) for n in leaves)
             if inside and not self.reader.computed(activation, span_of(value)):
                 yield value
+
+    def _bound_again(self, text: str, step: int) -> bool:
+        """Whether a name of a text has several bindings in its function: what the text gives may be
+        another number elsewhere, of equal value or not."""
+        function = self.sources.code(self._evaluation(step).activation)
+        nodes = [*ast.walk(function)] if function else []
+        bound = [n.arg for n in nodes if isinstance(n, ast.arg)]
+        bound += [
+            n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)
+        ]
+        return any(bound.count(name) > 1 for name in names_in(ast.parse(text)))
 
     def _evaluation(self, step: int) -> Evaluation:
         made = self.sources.trail.steps[step]
@@ -211,7 +227,6 @@ class _Finder:
         spelled = _spelled(self._expression(node.step))
         beside = [each for each in self.sources.made[node.step] if each.name != node.name]
         numbers = [n for each in beside for n in _floats(each.args)]
-        numbers += [n for _, value in node.kwargs for n in _floats(value)]
         numbers += [
             n for place, arg in enumerate(node.args) if place not in known for n in _floats(arg)
         ]
@@ -220,9 +235,8 @@ class _Finder:
 
 def _in_float32(node: Node, flow: Dataflow) -> bool:
     """Whether a node is computed in float32."""
-    own = (*NARROW_FLOATS, "float32")
     taken = [flow.annotated.tensors[ref].dtype for ref in node.refs()]
-    return node.out.dtype in own and not any(t in FLOATS and t not in own for t in taken)
+    return node.out.dtype in (*NARROW_FLOATS, "float32") and "float64" not in taken
 
 
 def _value(arg: Arg) -> float | None:

@@ -158,7 +158,7 @@ class Placement:
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
-        passed = self._passed(expressed)
+        passed = self._passed(expressed, edit)
         guards = [self._guards.of(place, edit, passed, only_dtype=only_dtype)]
         unserved += [
             each.flow
@@ -217,11 +217,14 @@ class Placement:
             return []
         return self.given.texts(expressed.numbers, self._members(expressed), place, line, names)
 
-    def _passed(self, expressed: Expressed) -> list[Held]:
-        """Origins of the numbers that an occurrence's kernel is given."""
+    def _passed(self, expressed: Expressed, edit: Edit) -> list[Held]:
+        """Origins of the numbers that an occurrence's kernel is given as the source spells them; of
+        one that its call has as a literal a guard asks."""
         if not self.given or self.operators:
             return []
-        keys = {number.key for number in expressed.numbers}
+        texts = edit.taken.operands[len(expressed.inputs) :]
+        pairs = zip(expressed.numbers, texts, strict=True)
+        keys = {number.key for number, text in pairs if text != repr(number.given)}
         uses = self.given.of(self._members(expressed))
         return [held for number, held in uses if number.key in keys]
 

@@ -164,6 +164,46 @@ def test_a_number_that_changes_later_reaches_the_kernel(tmp_path: Path, body: st
     assert torch.equal(before, models[0](x)) != changes
 
 
+OTHER = """class Other(nn.Module):
+    cap = 30.0
+
+    def forward(self, x):
+        return x
+
+
+class Block"""
+ASKED = {
+    "a literal of a call, with another number": (
+        "return self.scaled(x.exp(), 2.0) + 1\n\n"
+        "    def scaled(self, x, by):\n        return x * (by * self.cap)"
+    ),
+    "two modules by one name": (
+        "m = self; y = torch.tanh(x * m.cap); m = self.other; return y * m.cap"
+    ),
+    "a name that is bound again, to as large a number": (
+        "s = self.cap; y = torch.tanh(x * s); s = 2 * self.half; return y * s"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", ASKED.values(), ids=ASKED)
+def test_a_number_that_is_not_passed_is_asked(tmp_path: Path, body: str) -> None:
+    """A call that has the number as a literal keeps the guard of what it is made of."""
+    text = blocks(body).replace("self.cap, self", "self.half = cap / 2; self.cap, self")
+    text = text.replace("super().__init__()", "super().__init__(); self.other = Other()", 1)
+    text = text.replace("class Block", OTHER)
+    text = text.replace("50.0, 1e-3", "30.0, 1e-5")
+    patch = made(tmp_path, text)
+    assert patch.diff, reasons(patch)
+    x = torch.randn(3, 256)
+    with patched_copy(patch.diff, patch.patch.after, tmp_path.resolve()) as copy:
+        models = [loaded(tmp_path / "model.py"), loaded(copy / "model.py")]
+        for model in models:
+            model.one.cap, model.two.half, model.two.other.cap = 0.5, 0.25, 0.125
+        with torch.no_grad():
+            torch.testing.assert_close(models[0](x), models[1](x), rtol=0, atol=0)
+
+
 DECIDES = {
     "one that chooses a way": (
         "y = x.exp() * self.cap; y = y + 1 if self.cap > 40 else y; return y.sigmoid()",
