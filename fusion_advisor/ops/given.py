@@ -7,6 +7,10 @@ number, and makes no other number of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from inspect import Parameter, signature
+
+from fusion_advisor.ir.graph import Node
 from fusion_advisor.ops.registry import REGISTRY, in_place
 
 _POINTWISE = {
@@ -34,3 +38,17 @@ HANDED_ON: dict[str, tuple[int, ...]] = {
 }
 """Positions of such numbers among the arguments of an op, by its name. Arguments behind the last of
 them (a factor `alpha`) or by keyword say something else of the number."""
+
+
+def written_out(node: Node) -> Node:
+    """A node with the defaults of the numbers that its op hands on: torch leaves out of a call what
+    equals them, so that a number has no place where it happens to be the default."""
+    last = max(HANDED_ON.get(node.op, ()), default=-1)
+    meaning = REGISTRY[node.op].meaning if len(node.args) <= last else None
+    if meaning is None or node.kwargs:
+        return node
+    operands = [*signature(meaning).parameters.values()][1:]  # behind the builder
+    defaults = [each.default for each in operands[len(node.args) : last + 1]]
+    if any(each is Parameter.empty or each is None for each in defaults):
+        return node
+    return replace(node, args=(*node.args, *defaults))

@@ -18,7 +18,7 @@ from typing import TypeGuard, cast
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, GivenNumber, Node
 from fusion_advisor.ir.source_trace import Evaluation, Span
-from fusion_advisor.ops.given import HANDED_ON
+from fusion_advisor.ops.given import HANDED_ON, written_out
 from fusion_advisor.region.builder import NARROW_FLOATS
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced, attribute
@@ -60,7 +60,7 @@ class GivenNumbers:
         return replace(flow, annotated=replace(flow.annotated, graph=graph))
 
     def _with_numbers(self, node: Node) -> Node:
-        args = list(node.args)
+        args = [*written_out(node).args]
         for place, arg in enumerate(args):
             known, value = self.numbers.get((node.name, place)), _value(arg)
             if known is not None and value is not None:
@@ -137,7 +137,7 @@ class _Finder:
 
     def of(self, node: Node, flow: Dataflow) -> Iterator[tuple[int, GivenNumber, Held]]:
         """The numbers of a node, with their positions and where they are held."""
-        places = HANDED_ON.get(node.op, ())
+        places, node = HANDED_ON.get(node.op, ()), written_out(node)
         values = {p: _value(node.args[p]) for p in places if p < len(node.args)}
         more = bool(node.kwargs) or len(node.args) > max(places, default=0) + 1
         if not values or more or node.step is None or not _in_float32(node, flow):

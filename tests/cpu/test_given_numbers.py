@@ -229,3 +229,33 @@ def test_a_plan_is_not_taken_again_for_another_number(tmp_path: Path) -> None:
     assert layouts[0] == layouts[2] != layouts[1]
     assert runtime.inverse(4.0) == 0.25
     assert runtime.inverse(0.0) == float("inf")
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_a_number_that_is_the_default_at_one_size_is_given(tmp_path: Path, bound: int) -> None:
+    """torch leaves a default out of a call, so that a bound of 1 is no argument and one of 2 is."""
+    text = f"""
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, width, bound):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.bounded = nn.Hardtanh(-bound, bound)
+
+    def forward(self, x):
+        return torch.sigmoid(self.bounded(self.linear(x)))
+
+
+def get_inputs():
+    return [torch.randn(4096, 256)]
+
+
+def get_init_inputs():
+    return [256, {bound}]
+"""
+    patch = made(tmp_path, text)
+    assert len(patch.patch.puts) == 1, reasons(patch)
+    assert "self.bounded.min_val, self.bounded.max_val)" in patch.diff
