@@ -481,7 +481,9 @@ def under_scenario(
         with fake:
             return torch.empty_permuted(shape, _memory_order(value), dtype=dtype)
 
-    return resized(pytree.tree_map(adjusted, (args, kwargs)), scenario.sizes)
+    given = pytree.tree_map(adjusted, (args, kwargs))
+    with fake:
+        return resized(given, scenario.sizes)
 
 
 def _memory_order(value: torch.Tensor) -> list[int]:

@@ -17,7 +17,7 @@ from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.fusion.findings import fuse
-from fusion_advisor.ir.scenario import Request
+from fusion_advisor.ir.scenario import Request, Scenario, Sizes
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
@@ -586,3 +586,16 @@ def test_inputs_lie_at_other_sizes_as_they_did(tmp_path: Path) -> None:
     patch = made(tmp_path, TURNED)
     kernel = next(text for text in patch.patch.after.values() if "def reference" in text)
     assert "a_strides[3]" in kernel or "x_strides[3]" in kernel, kernel
+
+
+def test_inputs_at_other_sizes_take_no_memory(tmp_path: Path) -> None:
+    """A model is captured at other sizes on a machine that could not hold its inputs."""
+    (tmp_path / "model.py").write_text(
+        "import torch\n\n\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x.exp().sigmoid()\n\n\n"
+        "def get_inputs():\n    return [torch.empty(1 << 24, 1 << 22)]\n"
+    )
+    at = Scenario(sizes=Sizes(((0, 0, 1 << 25),)))
+    graph = captured(str(tmp_path / "model.py"), at)
+    assert next(n for n in graph.nodes if n.kind == "input").out.shape == (1 << 25, 1 << 22)
