@@ -62,7 +62,7 @@ def emit(
     reference = reference_of(file, flow)
     made = cases(file, rulebook, full_size)
     trial = selftest(file, at_odd_sizes(made), framework, rulebook)
-    content = "\n\n\n".join((jits_of(file), in_lines(launcher(file), reference, trial)))
+    content = "\n\n\n".join((jits_of(file), in_lines(reference, launcher(file), trial)))
     shared = shared_by([file], content)
     own = {HOST, "reference", *(kernel.name for kernel in file.kernels)}
     if name in own.union(*shared.values()) or f"{HOST}.{name}(" in content:
@@ -83,13 +83,12 @@ def emit(
 
 
 def jits_of(file: KernelFile) -> str:
-    """Text of the kernels of a file, of one line an argument and a statement."""
-    text = "\n\n\n".join(map(Triton().function, file.functions))
-    return "\n".join(part for line in text.splitlines() for part in fitted(line))
+    """Text of the kernels of a file."""
+    return in_lines(*map(Triton().function, file.functions))
 
 
 def in_lines(*parts: str) -> str:
-    """Parts of a file that the host runs, in as few lines as hold them."""
+    """Parts of a file, in as few lines as hold them."""
     lines = "\n\n\n".join(parts).splitlines()
     ways: list[tuple[str, Parts]] = [
         (line, "filled" if line.endswith(AS_IT_IS) else "together") for line in lines

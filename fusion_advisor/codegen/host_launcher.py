@@ -94,11 +94,11 @@ def _output_strides(file: KernelFile, access: Access) -> str:
     return _tuple(texts)
 
 
-def _serves(file: KernelFile, kernel: JitFunction, load: Access) -> str:
+def _takes(file: KernelFile, kernel: JitFunction, load: Access) -> str:
     """The check of one input that a kernel reads."""
     name, dtype = kernel.named(load), load.tensor.dtype
     shape, strides = _input_shape(file, load), _strides(file, kernel, load)
-    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+    return f'takes("{name}", {name}, torch.{dtype}, {shape}, {strides})'
 
 
 def _input_shape(file: KernelFile, load: Access) -> str:
@@ -119,75 +119,54 @@ def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]
     return texts
 
 
-def _serves_unread(file: KernelFile, name: str, given: Access) -> str:
+def _takes_unread(file: KernelFile, name: str, given: Access) -> str:
     """The check of an input of which no element is read: its order of dimensions at most."""
     tensor, strides = given.tensor, f"{name}.stride()"
     whole = all(dim or n == 1 for dim, n in zip(given.dims, tensor.shape, strict=True))
     if whole and all(tensor.stride) and tensor == dense(tensor, tensor.shape):
         strides = _output_strides(file, given)
-    return f'serves("{name}", {name}, torch.{tensor.dtype}, {_shape(file, given)}, {strides})'
+    return f'takes("{name}", {name}, torch.{tensor.dtype}, {_shape(file, given)}, {strides})'
 
 
 def launcher(file: KernelFile, *, refuses: bool = False) -> str:
     """The function that the file is for: it checks its inputs, allocates the results and launches
     the kernels; what they do not serve goes to the eager reference, or is refused."""
-    plan = file.plan
     checks = [
-        *(_serves(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
-        *(_serves_unread(file, name, given) for name, given in file.unread.items()),
+        *(_takes(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
+        *(_takes_unread(file, name, given) for name, given in file.unread.items()),
     ]
-    everything = extent(file, sorted(plan.region.space))
-    checks = list(dict.fromkeys(checks))
-    in_one = f"problem = {' or '.join(checks)}"
-    in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
-    one_by_one = [f"problem = {checks[0]}", *(f"problem = problem or {c}" for c in checks[1:])]
-    lines = [in_one] if len(in_one) <= 96 else in_many if len(checks) > 2 else one_by_one
-    given = ", ".join(file.given)
-    unserved = f"return fall_back(problem, {file.name}, reference, {given})"
-    empty = f"return reference({given})"
-    if refuses:
-        unserved, empty = "refuse(problem)", 'refuse("a tensor has no elements")'
-    lines += ["if problem:", f"    {unserved}", f"if not {everything}:", f"    {empty}"]
+    lines = [*dict.fromkeys(checks), f"some({extent(file, sorted(file.plan.region.space))})"]
     for kernel in file.kernels:
         if kernel.step.parts:
             lines.append(_count_parts(file, kernel.step))
-    device = file.input_names[0]
     for name, access in file.stores:
-        lines.append(
-            f"{name} = torch.empty_strided({_shape(file, access)},"
-            f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
-            f" device={device}.device)"
-        )
+        shape, strides = _shape(file, access), _output_strides(file, access)
+        dtype, beside = access.tensor.dtype, file.input_names[0]
+        lines.append(f"{name} = empty({shape}, {strides}, torch.{dtype}, {beside})")
     lines.append(_far(file))
     for kernel in file.kernels:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
     lines.append(_launches(file))
-    lines.append(_remember(file))
-    varying = [f"numbers={_tuple(file.numbers)}"] if file.numbers else []
-    lines.append(f"return {', '.join(file.output_names)}")
+    lines.append(f"return {', '.join(_done(file))}")
     lines = [
-        f"layout, plan = plan_of({', '.join([file.name, *file.input_names, *varying])})",
-        "if plan is not None:",
-        f"    return do_again(plan, {given})",
         *_read(file, "\n".join(lines)),
         *(f'held_to("{name}", {name}, {d}, {size})' for name, d, size in file.held),
         *lines,
     ]
-    content = "\n".join(f"    {line}" for line in lines)
+    content = _RUNTIME_CALL.sub(rf"{HOST}.\1", "\n".join(f"    {line}" for line in lines))
     numbers = [f"{name}: float" for name in file.numbers]
-    parameters = ", ".join([*file.input_names, *numbers])
+    parameters = [*file.input_names, *numbers]
     if file.random:
-        tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
-        content = f"    {state} = random_state({state}, {device}.device)\n{content}"
-        parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
-    content = _RUNTIME_CALL.sub(rf"{HOST}.\1", content)
+        parameters = [*file.input_names[:-2], *(f"{name}=None" for name in file.input_names[-2:])]
     constants = "".join(
         f"{name} = {limit}  # at the most: each walks rows\n\n\n"
         for limit, name in limits(file).items()
     )
-    operator = f"@{HOST}.registered(results={len(file.output_names)})"
-    return f"{constants}{operator}\ndef {file.name}({parameters}):\n{content}"
+    decorator = f"@{HOST}.seeded\n" if file.random else ""
+    instead = None if refuses else "reference"
+    decorator += f"@{HOST}.launcher({instead}, results={len(file.output_names)})"
+    return f"{constants}{decorator}\ndef {file.name}({', '.join(parameters)}):\n{content}"
 
 
 _RUNTIME_CALL = re.compile(rf"(?<![\w.])({'|'.join(sorted(functions(RUNTIME)))})(?=\()")
@@ -311,16 +290,13 @@ def _number(file: KernelFile, kernel: JitFunction) -> str:
     return f"_{waiting.index(kernel.name)}" if len(waiting) > 1 else ""
 
 
-def _remember(file: KernelFile) -> str:
-    """The line that keeps what was done: from what, what was made, and the launches."""
+def _done(file: KernelFile) -> list[str]:
+    """What a launcher returns: the results, the launches, and where there are any, what kernels
+    leave for each other and what is zeroed for them."""
     scratch = [name for name, _ in file.stores if name not in file.output_names]
-    parts = [_tuple(file.input_names), _tuple(file.output_names), "steps"]
-    if scratch:
-        parts.append(f"scratch={_tuple(scratch)}")
     zeroed = [f"workspace{_number(file, k)}" for k in file.kernels if k.step.phases]
-    if zeroed:
-        parts.append(f"zeroed={_tuple(zeroed)}")
-    return f"remember(layout, {', '.join(parts)})"
+    more = [scratch, zeroed] if zeroed else [scratch] if scratch else []
+    return [_tuple(file.output_names), "steps", *map(_tuple, more)]
 
 
 def _parts(file: KernelFile, step: Step) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fusion_advisor.codegen.spelling import bare, language_dtype
+from fusion_advisor.codegen.spelling import AS_IT_IS, WIDTH, bare, language_dtype
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.tile.program import (
     Across,
@@ -46,12 +46,14 @@ class Triton(Text):
     """Spells programs as `@triton.jit` functions."""
 
     def function(self, function: TileFunction) -> str:
-        """Text of a function, of one line an argument and a statement."""
+        """Text of a function, of one line a statement."""
         constants = [f"{constant}: tl.constexpr" for constant in function.constants]
-        signature = "\n".join(f"    {each}," for each in (*function.arguments, *constants))
+        signature = ", ".join((*function.arguments, *constants))
         note = [f"# {line}" for line in function.note.splitlines()]
         content = "\n".join(f"    {line}" for line in [*note, *self.block(function.body)])
-        return f"@triton.jit\ndef {function.name}(\n{signature}\n):\n{content}"
+        head = f"def {function.name}({signature}):"
+        head += AS_IT_IS if len(head) > WIDTH else ""
+        return f"@triton.jit\n{head}\n{content}"
 
     def lines(self, statement: Statement) -> list[str]:
         match statement:

@@ -52,20 +52,59 @@ class Unlaunched(Exception):
     """Raised by a launcher that launches nothing, with tensors of which its results come first."""
 
 
+class Unserved(RuntimeError):
+    """Raised by a launcher for what its kernels cannot take."""
+
+
+class Empty(Unserved):
+    """Raised by a launcher for tensors without elements, of which the reference makes results."""
+
+
+def launcher(reference, results):
+    """Decorator of a function that checks what it is given, launches kernels and returns results
+    and launches: it becomes one that returns the results, and an operator. A call of a layout that
+    came before is not checked again. What the kernels cannot take, and what has no elements, runs
+    the reference; without one, Unserved is raised."""
+
+    def register(made):
+        taken = inspect.signature(made).parameters.values()
+        count = sum(each.annotation is each.empty for each in taken)  # numbers stand behind
+
+        @functools.wraps(made)
+        def run(*given):
+            layout, plan = plan_of(run, *given[:count], numbers=given[count:])
+            if plan is not None:
+                return do_again(plan, *given)
+            try:
+                found, *done = made(*given)
+            except Unserved as unserved:
+                if reference is None:
+                    raise
+                if isinstance(unserved, Empty):
+                    return reference(*given)
+                return fall_back(unserved, run, reference, *given)
+            remember(layout, given[:count], found, *done)
+            return found[0] if results == 1 else found
+
+        return registered(results)(run)
+
+    return register
+
+
 def registered(results):
     """Decorator that registers a launcher as an operator, for what traces it, and gives it back as
     it is, for eager. The name has the package and a hash of the file's text: the same file is
     defined once, wherever it lies."""
 
     def register(launcher):
-        lines, _ = inspect.findsource(launcher.__code__)
+        lines, _ = inspect.findsource(inspect.unwrap(launcher).__code__)
         calls = re.findall(r"\bhost\.(\w+)\(", "".join(lines)) if IMPORT in lines else ()
         if lacking := sorted({*calls} - globals().keys()):
             raise ImportError(
                 f"{__file__} has no {', '.join(lacking)}, which {launcher.__module__} calls: have "
                 "it written for all kernels of its folder (fusion-advisor patch MODEL --update)"
             )
-        name = operator_name(launcher)
+        name = operator_name(inspect.unwrap(launcher))
         if not hasattr(torch.ops.fusion_advisor, name):
             define(name, launcher, results)
         launcher.operator = getattr(torch.ops.fusion_advisor, name).default
@@ -120,10 +159,6 @@ def define(name, launcher, results):
 
 
 # -- kernels that train: a forward and a backward pass as one function -----------------------------
-
-
-class Unserved(RuntimeError):
-    """Raised by a launcher of a file that trains, for what its kernels cannot take."""
 
 
 def refuse(problem):
@@ -248,6 +283,11 @@ def divisor(count):
     return min(count & -count, DIVISOR)
 
 
+def empty(shape, stride, dtype, beside):
+    """Memory for a tensor where another lies."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device=beside.device)
+
+
 BEHIND = 2**20
 """Lanes that a kernel may count behind its last element: as many as a block has."""
 
@@ -322,6 +362,19 @@ def serves(name, tensor, dtype, shape, stride):
     if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
         return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
     return None
+
+
+def takes(name, tensor, dtype, shape, stride):
+    """Raise Unserved where a kernel cannot take this tensor."""
+    problem = serves(name, tensor, dtype, shape, stride)
+    if problem:
+        raise Unserved(problem)
+
+
+def some(count):
+    """Raise Empty where there are no elements."""
+    if not count:
+        raise Empty("a tensor has no elements")
 
 
 fallbacks = {}
@@ -508,6 +561,19 @@ def allocation(tensor, others):
 
 
 # -- random numbers, as the kernels make them ------------------------------------------------------
+
+
+def seeded(run):
+    """Decorator of a launcher whose last two tensors are seed and offset: either may be missing, or
+    a number."""
+    count = len(inspect.signature(run).parameters)
+
+    @functools.wraps(run)
+    def drawn(*given):
+        *tensors, seed, offset = (*given, None, None)[:count]
+        return run(*tensors, *random_state(seed, offset, given[0].device))
+
+    return drawn
 
 
 def random_state(seed, offset, device):

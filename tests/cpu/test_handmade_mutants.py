@@ -92,7 +92,7 @@ CAUGHT: dict[str, Callable[[], Kernel]] = {
     # No launcher was asked what it refuses.
     "a guard dropped": partial(
         edited, "softmax",
-        ('problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))', "problem = None"),
+        ('takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))', "pass"),
     ),
     "a reach that is not asked": partial(
         edited, "softmax", ("far = beyond_int32((softmax_out, args_0))", "far = False")

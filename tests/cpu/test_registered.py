@@ -15,6 +15,8 @@ from .spawned import facts_by
 
 Facts = dict[str, Any]
 OURS = r"fusion_advisor.mine_softmax_"
+FIRST = Path(__file__).with_name("earlier") / "softmax.py"
+"""Softmax as it was written for the runtime's first version."""
 KERNELS = (
     "softmax", "residual_rms_norm", "mean_loss", "shared_softmax", "carried", "dropout_gelu",
 )  # fmt: skip
@@ -22,7 +24,7 @@ KERNELS = (
 
 def packages(folder: Path) -> None:
     """Kernels in `mine`, one of them in another folder, too; another of the same name in `other`;
-    and one of the runtime's first version in `earlier`."""
+    and those of the runtime's first two versions in `earlier` and `second`."""
     for name in KERNELS:
         write_kernel(folder / "mine" / f"{name}.py", kernel(name).text)
     softmax = kernel("softmax").text
@@ -32,20 +34,10 @@ def packages(folder: Path) -> None:
     )
     assert halved != softmax
     write_kernel(folder / "other" / "softmax.py", halved)
-    write_kernel(folder / "earlier" / "softmax.py", of_the_first_version(softmax))
-
-
-def of_the_first_version(text: str) -> str:
-    """Softmax as it was written for the runtime's first version."""
-    for new, old in (
-        ("@host.registered(results=1)\n", ""),
-        ("import max_nan, share_of, wide\n", "import max_nan, share_of, wide\n\nhost.require(1)\n"),
-        ("host.plan_of(softmax,", "host.plan_of(softmax_kernel,"),
-        ("host.beyond_int32((softmax_out, args_0))", "host.beyond_int32((args_0, softmax_out))"),
-    ):
-        assert new in text
-        text = text.replace(new, old)
-    return text
+    first = FIRST.read_text(encoding="utf-8")
+    write_kernel(folder / "earlier" / "softmax.py", first)
+    second = first.replace("def softmax(", "@host.registered(results=1)\ndef softmax(")
+    write_kernel(folder / "second" / "softmax.py", second)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +53,10 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
     return scenarios[name]
 
 
-def test_eager_calls_the_launcher_itself(scenarios: dict[str, Facts]) -> None:
+def test_eager_calls_no_operator(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "eager")
     assert facts["operator"].startswith(OURS)
-    assert (facts["same"], facts["plain"], facts["wrapped"]) == (True, True, False)
+    assert (facts["same"], facts["without"]) == (True, True)
 
 
 def test_a_compiled_graph_has_the_operator_and_no_break(scenarios: dict[str, Facts]) -> None:
@@ -133,3 +125,4 @@ def test_a_file_of_the_first_version_runs_beside_this_runtime(scenarios: dict[st
     facts = facts_of(scenarios, "earlier")
     assert (facts["same"], facts["gradient"], facts["operator"]) == (True, True, False)
     assert facts["fallbacks"] == {"earlier.softmax.softmax": 1}
+    assert (facts["second"], facts["registered"]) == (True, True)

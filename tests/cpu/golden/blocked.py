@@ -15,13 +15,7 @@ from .fused_device import wide
 
 
 @triton.jit
-def blocked_kernel(
-    args_0_ptr,
-    cumsum_out_ptr,
-    cols,
-    COLS: tl.constexpr,
-    FAR: tl.constexpr,
-):
+def blocked_kernel(args_0_ptr, cumsum_out_ptr, cols, COLS: tl.constexpr, FAR: tl.constexpr):
     # One program walks a row in chunks.
     row = wide(tl.program_id(0), FAR)
     cumsum_carried = tl.full((), 0.0, tl.float32)
@@ -36,33 +30,26 @@ def blocked_kernel(
         tl.store(cumsum_out_ptr + row * cols + col, cumsum, mask=col_mask)
 
 
-@host.registered(results=1)
-def blocked(args_0):
-    layout, plan = host.plan_of(blocked, args_0)
-    if plan is not None:
-        return host.do_again(plan, args_0)
-    n0, n1 = host.ranked(args_0.shape, 2)
-    problem = host.serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
-    if problem:
-        return host.fall_back(problem, blocked, reference, args_0)
-    if not n0 * n1:
-        return reference(args_0)
-    cumsum_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((cumsum_out, args_0))
-    steps = [host.launch(
-        blocked_kernel, (n0,), (args_0, cumsum_out), (n1,), COLS=2048, FAR=far, num_warps=4,
-        enable_fp_fusion=True,
-    )]  # fmt: skip
-    host.remember(layout, (args_0,), (cumsum_out,), steps)
-    return cumsum_out
-
-
 def reference(args_0):
     """What eager launches."""
     to = torch.ops.aten._to_copy.default(args_0, dtype=torch.float32)
     mul = torch.ops.aten.mul.Tensor(to, 2)
     cumsum = torch.ops.aten.cumsum.default(mul, -1)
     return cumsum
+
+
+@host.launcher(reference, results=1)
+def blocked(args_0):
+    n0, n1 = host.ranked(args_0.shape, 2)
+    host.takes("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
+    host.some(n0 * n1)
+    cumsum_out = host.empty((n0, n1), (n1, 1), torch.float32, args_0)
+    far = host.beyond_int32((cumsum_out, args_0))
+    steps = [host.launch(
+        blocked_kernel, (n0,), (args_0, cumsum_out), (n1,), COLS=2048, FAR=far, num_warps=4,
+        enable_fp_fusion=True,
+    )]  # fmt: skip
+    return (cumsum_out,), steps
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

@@ -22,14 +22,9 @@ from .fused_runtime import dropped, random_bits
 
 @triton.jit
 def dropout_gelu_kernel(
-    args_0_ptr,
-    seed_ptr,
-    offset_ptr,
-    dropout_gelu_out_ptr,
-    count,
-    BLOCK: tl.constexpr,
+    args_0_ptr, seed_ptr, offset_ptr, dropout_gelu_out_ptr, count, BLOCK: tl.constexpr,
     FAR: tl.constexpr,
-):
+):  # fmt: skip
     # One program, one block of consecutive elements of the result.
     index = wide(tl.program_id(0), FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
@@ -38,44 +33,11 @@ def dropout_gelu_kernel(
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     dropout_gelu_1_bits = random16_run(
-        seed,
-        offset,
-        0,
-        wide(tl.program_id(0), FAR) * BLOCK,
-        BLOCK,
-        True,
+        seed, offset, 0, wide(tl.program_id(0), FAR) * BLOCK, BLOCK, True
     )
     dropout_gelu_1_part = tl.where(dropout_gelu_1_bits >= -1717986918, 1.1111111111111112, 0.0)
     dropout_gelu_1 = gelu * dropout_gelu_1_part
     tl.store(dropout_gelu_out_ptr + index, dropout_gelu_1, mask=mask)
-
-
-@host.registered(results=1)
-def dropout_gelu(args_0, seed=None, offset=None):
-    seed, offset = host.random_state(seed, offset, args_0.device)
-    layout, plan = host.plan_of(dropout_gelu, args_0, seed, offset)
-    if plan is not None:
-        return host.do_again(plan, args_0, seed, offset)
-    n0, n1 = host.ranked(args_0.shape, 2)
-    problem = (
-        host.serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
-        or host.serves("seed", seed, torch.int64, (), ())
-        or host.serves("offset", offset, torch.int64, (), ())
-    )
-    if problem:
-        return host.fall_back(problem, dropout_gelu, reference, args_0, seed, offset)
-    if not n0 * n1:
-        return reference(args_0, seed, offset)
-    dropout_gelu_out = torch.empty_strided(
-        (n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device
-    )
-    far = host.beyond_int32((dropout_gelu_out, args_0, seed, offset))
-    steps = [host.launch(
-        dropout_gelu_kernel, (host.cdiv(n0 * n1, 1024),), (args_0, seed, offset, dropout_gelu_out),
-        (n0 * n1,), BLOCK=1024, FAR=far, num_warps=4, enable_fp_fusion=True,
-    )]  # fmt: skip
-    host.remember(layout, (args_0, seed, offset), (dropout_gelu_out,), steps)
-    return dropout_gelu_out
 
 
 def reference(args_0, seed, offset):
@@ -85,6 +47,23 @@ def reference(args_0, seed, offset):
         gelu, random_bits((gelu.shape[0], gelu.shape[1]), 8, seed, offset, 0, args_0.device), 0.1
     )
     return dropout_gelu_1[0]
+
+
+@host.seeded
+@host.launcher(reference, results=1)
+def dropout_gelu(args_0, seed=None, offset=None):
+    n0, n1 = host.ranked(args_0.shape, 2)
+    host.takes("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
+    host.takes("seed", seed, torch.int64, (), ())
+    host.takes("offset", offset, torch.int64, (), ())
+    host.some(n0 * n1)
+    dropout_gelu_out = host.empty((n0, n1), (n1, 1), torch.bfloat16, args_0)
+    far = host.beyond_int32((dropout_gelu_out, args_0, seed, offset))
+    steps = [host.launch(
+        dropout_gelu_kernel, (host.cdiv(n0 * n1, 1024),), (args_0, seed, offset, dropout_gelu_out),
+        (n0 * n1,), BLOCK=1024, FAR=far, num_warps=4, enable_fp_fusion=True,
+    )]  # fmt: skip
+    return (dropout_gelu_out,), steps
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

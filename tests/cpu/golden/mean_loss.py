@@ -17,18 +17,10 @@ from .fused_device import max_nan, wide
 
 @triton.jit
 def mean_loss_parts_kernel(
-    args_1_ptr,
-    args_0_ptr,
-    nll_loss_parts_ptr,
-    nll_loss_parts_1_ptr,
-    cols,
-    rows,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    ROWS_DIVISOR: tl.constexpr,
+    args_1_ptr, args_0_ptr, nll_loss_parts_ptr, nll_loss_parts_1_ptr, cols, rows,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DIVISOR: tl.constexpr, ROWS_DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
-):
+):  # fmt: skip
     # One program walks its share of the rows.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     rows = rows // ROWS_DIVISOR * ROWS_DIVISOR  # seen to hold whole vectors
@@ -43,10 +35,7 @@ def mean_loss_parts_kernel(
         mask = row_mask & col_mask
         args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
         log_softmax_max = tl.reduce(
-            tl.where(col_mask, args_0, float("-inf")),
-            1,
-            max_nan,
-            keep_dims=True,
+            tl.where(col_mask, args_0, float("-inf")), 1, max_nan, keep_dims=True
         )
         log_softmax_sum = tl.sum(
             tl.where(col_mask, tl.exp2((args_0 - log_softmax_max) * 1.44269504), 0.0),
@@ -56,9 +45,7 @@ def mean_loss_parts_kernel(
         args_1 = tl.load(args_1_ptr + row, mask=row_mask, other=0)
         nll_loss_part = args_1 != -100
         args_0_1 = tl.load(
-            args_0_ptr + row * cols + args_1,
-            mask=row_mask & nll_loss_part,
-            other=0.0,
+            args_0_ptr + row * cols + args_1, mask=row_mask & nll_loss_part, other=0.0
         )
         log_softmax_part = args_0_1 - log_softmax_max - libdevice.log(log_softmax_sum)
         nll_loss_sums += tl.where(row_mask, tl.where(nll_loss_part, -log_softmax_part, 0.0), 0.0)
@@ -69,13 +56,9 @@ def mean_loss_parts_kernel(
 
 @triton.jit
 def mean_loss_results_kernel(
-    nll_loss_parts_ptr,
-    nll_loss_parts_1_ptr,
-    nll_loss_out_ptr,
-    cols,
-    COLS: tl.constexpr,
+    nll_loss_parts_ptr, nll_loss_parts_1_ptr, nll_loss_out_ptr, cols, COLS: tl.constexpr,
     FAR: tl.constexpr,
-):
+):  # fmt: skip
     # One program holds one whole row on chip.
     col = wide(tl.arange(0, COLS), FAR)
     col_mask = col < cols
@@ -91,31 +74,28 @@ def mean_loss_results_kernel(
     tl.store(nll_loss_out_ptr, nll_loss_part)
 
 
+def reference(args_0, args_1):
+    """What eager launches."""
+    log_softmax = torch.ops.aten._log_softmax.default(args_0, 1, False)
+    nll_loss = torch.ops.aten.nll_loss_forward.default(log_softmax, args_1, None, 1, -100)
+    return nll_loss[0]
+
+
 PROGRAMS = 4224  # at the most: each walks rows
 
 
-@host.registered(results=1)
+@host.launcher(reference, results=1)
 def mean_loss(args_0, args_1):
-    layout, plan = host.plan_of(mean_loss, args_0, args_1)
-    if plan is not None:
-        return host.do_again(plan, args_0, args_1)
     n1, _ = host.ranked(args_0.shape, 2)
     args_0_strides = host.ranked(args_0.stride(), 2)
-    problem = (
-        host.serves("args_1", args_1, torch.int64, (n1,), (1,))
-        or host.serves("args_0", args_0, torch.float32, (n1, 20), (args_0_strides[0], 1))
-        or host.serves("args_0", args_0, torch.float32, (n1, 20), (20, 1))
-    )
-    if problem:
-        return host.fall_back(problem, mean_loss, reference, args_0, args_1)
-    if not n1 * 20:
-        return reference(args_0, args_1)
+    host.takes("args_1", args_1, torch.int64, (n1,), (1,))
+    host.takes("args_0", args_0, torch.float32, (n1, 20), (args_0_strides[0], 1))
+    host.takes("args_0", args_0, torch.float32, (n1, 20), (20, 1))
+    host.some(n1 * 20)
     parts = torch.sym_min(host.cdiv(n1, 32), PROGRAMS)
-    nll_loss_parts = torch.empty_strided((parts,), (1,), dtype=torch.float32, device=args_0.device)
-    nll_loss_parts_1 = torch.empty_strided(
-        (parts,), (1,), dtype=torch.float32, device=args_0.device
-    )
-    nll_loss_out = torch.empty_strided((), (), dtype=torch.float32, device=args_0.device)
+    nll_loss_parts = host.empty((parts,), (1,), torch.float32, args_0)
+    nll_loss_parts_1 = host.empty((parts,), (1,), torch.float32, args_0)
+    nll_loss_out = host.empty((), (), torch.float32, args_0)
     far = host.beyond_int32((nll_loss_out, args_1, args_0, nll_loss_parts, nll_loss_parts_1))
     steps = [
         host.launch(
@@ -128,17 +108,7 @@ def mean_loss(args_0, args_1):
             (parts,), COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
         ),
     ]  # fmt: skip
-    host.remember(
-        layout, (args_0, args_1), (nll_loss_out,), steps, scratch=(nll_loss_parts, nll_loss_parts_1)
-    )
-    return nll_loss_out
-
-
-def reference(args_0, args_1):
-    """What eager launches."""
-    log_softmax = torch.ops.aten._log_softmax.default(args_0, 1, False)
-    nll_loss = torch.ops.aten.nll_loss_forward.default(log_softmax, args_1, None, 1, -100)
-    return nll_loss[0]
+    return (nll_loss_out,), steps, (nll_loss_parts, nll_loss_parts_1)
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

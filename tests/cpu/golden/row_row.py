@@ -16,14 +16,9 @@ from .fused_device import max_nan, min_nan, wide
 
 @triton.jit
 def row_row_rows_kernel(
-    args_0_ptr,
-    amax_values_ptr,
-    cols,
-    COLS: tl.constexpr,
-    REST: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    FAR: tl.constexpr,
-):
+    args_0_ptr, amax_values_ptr, cols, COLS: tl.constexpr, REST: tl.constexpr,
+    DIVISOR: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
     # One program holds one whole row in pieces on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = wide(tl.program_id(0), FAR)
@@ -41,14 +36,9 @@ def row_row_rows_kernel(
 
 @triton.jit
 def row_row_results_kernel(
-    amax_values_ptr,
-    amin_out_ptr,
-    cols,
-    COLS: tl.constexpr,
-    REST: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    FAR: tl.constexpr,
-):
+    amax_values_ptr, amin_out_ptr, cols, COLS: tl.constexpr, REST: tl.constexpr,
+    DIVISOR: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
     # One program holds one whole row in pieces on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     col = wide(tl.arange(0, COLS), FAR)
@@ -63,19 +53,20 @@ def row_row_results_kernel(
     tl.store(amin_out_ptr, amin_min)
 
 
-@host.registered(results=1)
+def reference(args_0):
+    """What eager launches."""
+    amax = torch.ops.aten.amax.default(args_0, [-1])
+    amin = torch.ops.aten.amin.default(amax)
+    return amin
+
+
+@host.launcher(reference, results=1)
 def row_row(args_0):
-    layout, plan = host.plan_of(row_row, args_0)
-    if plan is not None:
-        return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
-    problem = host.serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-    if problem:
-        return host.fall_back(problem, row_row, reference, args_0)
-    if not n0 * n1:
-        return reference(args_0)
-    amax_values = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
-    amin_out = torch.empty_strided((), (), dtype=torch.float32, device=args_0.device)
+    host.takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+    host.some(n0 * n1)
+    amax_values = host.empty((n0,), (1,), torch.float32, args_0)
+    amin_out = host.empty((), (), torch.float32, args_0)
     far = host.beyond_int32((amin_out, args_0, amax_values))
     steps = [
         host.launch(
@@ -89,15 +80,7 @@ def row_row(args_0):
             enable_fp_fusion=True,
         ),
     ]  # fmt: skip
-    host.remember(layout, (args_0,), (amin_out,), steps, scratch=(amax_values,))
-    return amin_out
-
-
-def reference(args_0):
-    """What eager launches."""
-    amax = torch.ops.aten.amax.default(args_0, [-1])
-    amin = torch.ops.aten.amin.default(amax)
-    return amin
+    return (amin_out,), steps, (amax_values,)
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

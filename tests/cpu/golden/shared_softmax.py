@@ -16,17 +16,9 @@ from .fused_device import max_nan, publish, published, ticket, wide, widened_1, 
 
 @triton.jit
 def shared_softmax_kernel(
-    args_0_ptr,
-    softmax_out_ptr,
-    workspace_ptr,
-    parts,
-    cols,
-    COLS: tl.constexpr,
-    PEERS: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    FAR: tl.constexpr,
-    STEP: tl.constexpr,
-):
+    args_0_ptr, softmax_out_ptr, workspace_ptr, parts, cols, COLS: tl.constexpr,
+    PEERS: tl.constexpr, DIVISOR: tl.constexpr, FAR: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     # One program has a part of a row, and takes what the others found from them.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     program = wide(ticket(workspace_ptr, STEP < 0), FAR)
@@ -50,9 +42,7 @@ def shared_softmax_kernel(
         m_parts, sum_1_parts = published(words + peer, peer_mask, STEP < 0)
         m_max_1 = tl.reduce(tl.where(peer_mask, m_parts, float("-inf")), 0, max_nan)
         value_part = tl.where(
-            m_parts == float("-inf"),
-            0.0,
-            sum_1_parts * tl.exp2((m_parts - m_max_1) * 1.44269504),
+            m_parts == float("-inf"), 0.0, sum_1_parts * tl.exp2((m_parts - m_max_1) * 1.44269504)
         )
         value_sum = tl.sum(tl.where(peer_mask, value_part, 0.0), axis=0)
         value_part_1 = tl.where(m_max_1 == float("-inf"), float("nan"), value_sum)
@@ -63,19 +53,23 @@ def shared_softmax_kernel(
         tl.store(softmax_out_ptr + row * cols + col, softmax_part, mask=col_mask)
 
 
-@host.registered(results=1)
+def reference(args_0):
+    """What eager launches."""
+    m = torch.ops.aten.max.dim(args_0, -1, True)
+    sub = torch.ops.aten.sub.Tensor(args_0, m[0])
+    e = torch.ops.aten.exp.default(sub)
+    sum_1 = torch.ops.aten.sum.dim_IntList(e, [-1], True)
+    softmax = torch.ops.aten.div.Tensor(e, sum_1)
+    return softmax
+
+
+@host.launcher(reference, results=1)
 def shared_softmax(args_0):
-    layout, plan = host.plan_of(shared_softmax, args_0)
-    if plan is not None:
-        return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
-    problem = host.serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
-    if problem:
-        return host.fall_back(problem, shared_softmax, reference, args_0)
-    if not n0 * n1:
-        return reference(args_0)
+    host.takes("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
+    host.some(n0 * n1)
     parts = host.cdiv(n1, 64)
-    softmax_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    softmax_out = host.empty((n0, n1), (n1, 1), torch.bfloat16, args_0)
     far = host.beyond_int32((softmax_out, args_0))
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
@@ -89,18 +83,7 @@ def shared_softmax(args_0):
             num_warps=1, enable_fp_fusion=True,
         ) for step in ((-1,) if together else (0, 1))
     ]  # fmt: skip
-    host.remember(layout, (args_0,), (softmax_out,), steps, zeroed=(workspace,))
-    return softmax_out
-
-
-def reference(args_0):
-    """What eager launches."""
-    m = torch.ops.aten.max.dim(args_0, -1, True)
-    sub = torch.ops.aten.sub.Tensor(args_0, m[0])
-    e = torch.ops.aten.exp.default(sub)
-    sum_1 = torch.ops.aten.sum.dim_IntList(e, [-1], True)
-    softmax = torch.ops.aten.div.Tensor(e, sum_1)
-    return softmax
+    return (softmax_out,), steps, (), (workspace,)
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

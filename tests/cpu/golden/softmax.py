@@ -17,15 +17,9 @@ from .fused_device import max_nan, share_of, wide
 
 @triton.jit
 def softmax_kernel(
-    args_0_ptr,
-    softmax_out_ptr,
-    cols,
-    rows,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    FAR: tl.constexpr,
-):
+    args_0_ptr, softmax_out_ptr, cols, rows, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DIVISOR: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
     # One program holds several whole rows on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -42,28 +36,6 @@ def softmax_kernel(
     tl.store(softmax_out_ptr + row * cols + col, softmax_1, mask=mask)
 
 
-@host.registered(results=1)
-def softmax(args_0):
-    layout, plan = host.plan_of(softmax, args_0)
-    if plan is not None:
-        return host.do_again(plan, args_0)
-    n0, n1 = host.ranked(args_0.shape, 2)
-    problem = host.serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-    if problem:
-        return host.fall_back(problem, softmax, reference, args_0)
-    if not n0 * n1:
-        return reference(args_0)
-    softmax_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((softmax_out, args_0))
-    steps = [host.launch(
-        softmax_kernel, (host.cdiv(n0, 2),), (args_0, softmax_out), (n1, n0), ROWS=2,
-        COLS=host.power_of_two(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
-        enable_fp_fusion=True,
-    )]  # fmt: skip
-    host.remember(layout, (args_0,), (softmax_out,), steps)
-    return softmax_out
-
-
 def reference(args_0):
     """What eager launches."""
     m = torch.ops.aten.max.dim(args_0, -1, True)
@@ -72,6 +44,21 @@ def reference(args_0):
     sum_1 = torch.ops.aten.sum.dim_IntList(e, [-1], True)
     softmax_1 = torch.ops.aten.div.Tensor(e, sum_1)
     return softmax_1
+
+
+@host.launcher(reference, results=1)
+def softmax(args_0):
+    n0, n1 = host.ranked(args_0.shape, 2)
+    host.takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+    host.some(n0 * n1)
+    softmax_out = host.empty((n0, n1), (n1, 1), torch.float32, args_0)
+    far = host.beyond_int32((softmax_out, args_0))
+    steps = [host.launch(
+        softmax_kernel, (host.cdiv(n0, 2),), (args_0, softmax_out), (n1, n0), ROWS=2,
+        COLS=host.power_of_two(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
+        enable_fp_fusion=True,
+    )]  # fmt: skip
+    return (softmax_out,), steps
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

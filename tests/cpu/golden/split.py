@@ -16,13 +16,8 @@ from .fused_device import wide
 
 @triton.jit
 def split_parts_kernel(
-    args_0_ptr,
-    sum_1_parts_ptr,
-    cols,
-    parts,
-    COLS: tl.constexpr,
-    FAR: tl.constexpr,
-):
+    args_0_ptr, sum_1_parts_ptr, cols, parts, COLS: tl.constexpr, FAR: tl.constexpr
+):  # fmt: skip
     # One program holds a part of a row on chip.
     row = wide(tl.program_id(0), FAR)
     part = wide(tl.program_id(1), FAR)
@@ -36,14 +31,9 @@ def split_parts_kernel(
 
 @triton.jit
 def split_results_kernel(
-    sum_1_parts_ptr,
-    sum_out_ptr,
-    cols,
-    rows,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    sum_1_parts_ptr, sum_out_ptr, cols, rows, ROWS: tl.constexpr, COLS: tl.constexpr,
     FAR: tl.constexpr,
-):
+):  # fmt: skip
     # One program holds several whole rows on chip.
     row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
     col = wide(tl.arange(0, COLS), FAR)
@@ -57,22 +47,21 @@ def split_results_kernel(
     tl.store(sum_out_ptr + row, value_part_1, mask=row_mask)
 
 
-@host.registered(results=1)
+def reference(args_0):
+    """What eager launches."""
+    add = torch.ops.aten.add.Tensor(args_0, 1)
+    sum_1 = torch.ops.aten.sum.dim_IntList(add, [-1])
+    return sum_1
+
+
+@host.launcher(reference, results=1)
 def split(args_0):
-    layout, plan = host.plan_of(split, args_0)
-    if plan is not None:
-        return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
-    problem = host.serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-    if problem:
-        return host.fall_back(problem, split, reference, args_0)
-    if not n0 * n1:
-        return reference(args_0)
+    host.takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+    host.some(n0 * n1)
     parts = host.cdiv(n1, 4096)
-    sum_1_parts = torch.empty_strided(
-        (n0, parts), (parts, 1), dtype=torch.float32, device=args_0.device
-    )
-    sum_out = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
+    sum_1_parts = host.empty((n0, parts), (parts, 1), torch.float32, args_0)
+    sum_out = host.empty((n0,), (1,), torch.float32, args_0)
     far = host.beyond_int32((sum_out, args_0, sum_1_parts))
     steps = [
         host.launch(
@@ -84,15 +73,7 @@ def split(args_0):
             ROWS=16, COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
         ),
     ]  # fmt: skip
-    host.remember(layout, (args_0,), (sum_out,), steps, scratch=(sum_1_parts,))
-    return sum_out
-
-
-def reference(args_0):
-    """What eager launches."""
-    add = torch.ops.aten.add.Tensor(args_0, 1)
-    sum_1 = torch.ops.aten.sum.dim_IntList(add, [-1])
-    return sum_1
+    return (sum_out,), steps, (sum_1_parts,)
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.

@@ -17,16 +17,9 @@ from .fused_device import wide
 
 @triton.jit
 def tiled_kernel(
-    args_0_ptr,
-    args_1_ptr,
-    mul_out_ptr,
-    cols,
-    rows,
-    row_1_size,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    FAR: tl.constexpr,
-):
+    args_0_ptr, args_1_ptr, mul_out_ptr, cols, rows, row_1_size, ROWS: tl.constexpr,
+    COLS: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
     # One program has one part of several rows.
     program = wide(tl.program_id(0), FAR)
     parts = tl.cdiv(cols, COLS)
@@ -45,39 +38,28 @@ def tiled_kernel(
     tl.store(mul_out_ptr + row * cols + col, mul, mask=mask)
 
 
-@host.registered(results=1)
-def tiled(args_0, args_1):
-    layout, plan = host.plan_of(tiled, args_0, args_1)
-    if plan is not None:
-        return host.do_again(plan, args_0, args_1)
-    n0, n1, n2 = host.ranked(args_0.shape, 3)
-    args_1_strides = host.ranked(args_1.stride(), 2)
-    problem = host.serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
-    problem = problem or host.serves(
-        "args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1])
-    )
-    if problem:
-        return host.fall_back(problem, tiled, reference, args_0, args_1)
-    if not n0 * n1 * n2:
-        return reference(args_0, args_1)
-    mul_out = torch.empty_strided(
-        (n0, n1, n2), (n1 * n2, n2, 1), dtype=torch.float32, device=args_0.device
-    )
-    far = host.beyond_int32((mul_out, args_0, args_1))
-    steps = [host.launch(
-        tiled_kernel, (host.cdiv(n0 * n1, 2) * host.cdiv(n2, 512),), (args_0, args_1, mul_out),
-        (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=4, enable_fp_fusion=True,
-    )]  # fmt: skip
-    host.remember(layout, (args_0, args_1), (mul_out,), steps)
-    return mul_out
-
-
 def reference(args_0, args_1):
     """What eager launches."""
     add = torch.ops.aten.add.Tensor(args_0, args_1)
     tanh = torch.ops.aten.tanh.default(add)
     mul = torch.ops.aten.mul.Tensor(tanh, 2)
     return mul
+
+
+@host.launcher(reference, results=1)
+def tiled(args_0, args_1):
+    n0, n1, n2 = host.ranked(args_0.shape, 3)
+    args_1_strides = host.ranked(args_1.stride(), 2)
+    host.takes("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
+    host.takes("args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1]))
+    host.some(n0 * n1 * n2)
+    mul_out = host.empty((n0, n1, n2), (n1 * n2, n2, 1), torch.float32, args_0)
+    far = host.beyond_int32((mul_out, args_0, args_1))
+    steps = [host.launch(
+        tiled_kernel, (host.cdiv(n0 * n1, 2) * host.cdiv(n2, 512),), (args_0, args_1, mul_out),
+        (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=4, enable_fp_fusion=True,
+    )]  # fmt: skip
+    return (mul_out,), steps
 
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.
