@@ -17,8 +17,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.faults import Fault
-from fusion_advisor.measure.protocol import Apart
-from fusion_advisor.measure.regret import Verdicts
 from fusion_advisor.profile.profile import NodeTime, Profile
 from fusion_advisor.support.errors import UsageError
 
@@ -254,15 +252,6 @@ class KernelRow(_Row):
     text: str | None = Field(default=None, exclude=True)
 
 
-class BesideRow(_Row):
-    """Kernel of torch.compile of the whole model: the nodes of one group's instance that it covers,
-    and the others."""
-
-    kernel: str
-    inside: list[str]
-    outside: list[str]
-
-
 class WayRow(_Row):
     """Measurement of one way to compute something: microseconds of the GPU, cold L2, the median
     with its quartiles; `wall_us` is the time that a waiting caller sees.
@@ -270,8 +259,6 @@ class WayRow(_Row):
     `share` is of the measured copy bandwidth, over the bytes that must move. Errors are the largest
     against float64; for the model they are against eager, and eager's own is how far other
     roundings move it. `failure` says why there is no time, `absent` why there is no such way here.
-    `covers` lists Inductor's kernels, each with the nodes that it covers; `apart` the places where
-    Inductor did not fuse; `unknown` why that is not known.
     """
 
     way: str
@@ -286,24 +273,18 @@ class WayRow(_Row):
     eager_error: float | None = None
     failure: str | None = None
     absent: str | None = None
-    covers: list[tuple[str, list[str]]] = []
-    apart: list[Apart] = []
-    unknown: str = ""
 
 
 class MeasuredRow(_Row):
     """Measurements of a group on a GPU. `speedup` is eager's time over the kernel's; `fused_error`
     and `speedup_error` are the errors of the predictions, as shares of the measured figures; `best`
-    is the fastest way that is right. `beside` are the kernels that torch.compile of the whole model
-    has for the group's first instance, `apart` why they are not one kernel."""
+    is the fastest way that is right."""
 
     ways: list[WayRow]
     best: str | None
     speedup: float | None
     fused_error: float | None
     speedup_error: float | None
-    beside: list[BesideRow] = []
-    apart: list[Apart] = []
 
 
 class BenchRow(_Row):
@@ -321,9 +302,6 @@ class BenchRow(_Row):
     complete: bool = True
     own_ops: list[str] = []
     """Groups that the model's way `framework` replaces by the framework's own op."""
-    verdicts: dict[str, Verdicts] = {}
-    """Verdicts of the gates and of the time model over everything that was timed; with
-    `--candidates` rejected candidates are included."""
 
 
 class GroupRow(_Row):
