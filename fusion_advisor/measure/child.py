@@ -126,13 +126,11 @@ def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth
 def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     """Measure one way of one group. Raises KernelFault where the way is wrong or its time is
     impossible, Absent where it does not exist here."""
-    began = time.perf_counter()
     plain: Call = module.reference
     call = way_of(job.way, plain, getattr(module, job.kernel.entry))
     case = job.kernel.cases[0]
     inputs = build_inputs(case, "normal", 0, clock.device)
     call(*inputs)
-    seconds = time.perf_counter() - began
 
     def right(seed: int) -> tuple[float, float]:
         drawn = build_inputs(case, "normal", seed, clock.device)
@@ -156,10 +154,7 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     after = right(2)
     worst = max(before, after)
     error = None if job.random else worst[0]
-    return Measurement(
-        job.subject, job.way.name, timing, error, None if job.random else worst[1],
-        seconds=seconds,
-    )  # fmt: skip
+    return Measurement(job.subject, job.way.name, timing, error, None if job.random else worst[1])
 
 
 # -- kernels in turn -------------------------------------------------------------------------------
@@ -224,7 +219,6 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
 def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     """Measure a whole graph in one way, on random weights, and the distance of the results from
     eager's. Raises KernelFault where that is too far."""
-    began = time.perf_counter()
     graph = job.graph
     launchers = tuple(
         ReplayedKernel(
@@ -241,7 +235,6 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     call: Call = way_of(job.way, chosen, None) if compiled else chosen
     first = _unwritten(graph, inputs)
     results = as_tuple(call(*first()))
-    seconds = time.perf_counter() - began
     held = Error()
     checked = bool(launchers) and not _random(graph)
     if checked:
@@ -252,7 +245,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     timing = clock.time(lambda: call(*inputs), 0)
     return Measurement(
         "model", job.way.name, timing, held.ours if checked else None,
-        held.eager if checked else None, seconds=seconds,
+        held.eager if checked else None,
     )  # fmt: skip
 
 

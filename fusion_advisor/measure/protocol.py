@@ -175,8 +175,6 @@ class Measurement:
     eager_error: float | None = None
     failure: str | None = None
     absent: str | None = None
-    seconds: float = 0.0
-    """Wall seconds to prepare the way, compilation included."""
 
 
 @dataclass(frozen=True, slots=True)

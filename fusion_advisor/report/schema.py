@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from fusion_advisor.cost.lifetimes import LeanerWay, Memory
 from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.faults import Fault
 from fusion_advisor.profile.profile import NodeTime, Profile
@@ -422,32 +423,7 @@ class SavedRow(_Row):
     dtype: str
     source: SourceRow | None
     saved_by: list[str]
-    alternative: AlternativeRow | None = None
-
-
-class AlternativeRow(_Row):
-    """Way to save less memory: the bytes saved, and the time that it costs."""
-
-    action: str
-    saved_bytes: int
-    extra_us: float
-
-
-class HeldRow(_Row):
-    """Bytes alive while a node runs."""
-
-    node: str
-    bytes: int
-
-
-class MemoryRow(_Row):
-    """Memory over a training step, in eager's order, without the allocator's rounding: at its peak
-    the node and the bytes by what they are for."""
-
-    peak_bytes: int
-    at: str
-    parts: dict[str, int]
-    curve: list[HeldRow]
+    alternative: LeanerWay | None = None
 
 
 class TotalsRow(_SumsRow):
@@ -560,7 +536,7 @@ class Report(_Row):
     not_run: list[str] = []
     saved: list[SavedRow] = Field(default=[], exclude_if=_empty)
     """Memory that a training step keeps for backward, the most first."""
-    memory: MemoryRow | None = Field(default=None, exclude_if=_empty)
+    memory: Memory | None = Field(default=None, exclude_if=_empty)
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
     profile: Profile | None = None
