@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from fusion_advisor.fusion.decide import fused_of
-from fusion_advisor.measure.regret import TimedDecision, verdicts
 from fusion_advisor.perfmodel.model import (
     Work,
     call_us,
@@ -28,6 +27,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 from .cases import DEVICE, decided, read
 from .counts import counted
 from .fitting import Sample, samples, speedup
+from .regret import TimedDecision, verdicts
 
 SLOWER = 1.02
 """Than torch.compile by more than measurements differ."""

@@ -34,7 +34,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class LeanerWay:
-    """Way to keep less: the bytes saved, and the time that backward takes longer for it."""
+    """Way to keep less: the bytes saved, and the microseconds that backward takes longer for it."""
 
     action: str
     saved_bytes: int
@@ -55,14 +55,22 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes alive while each node runs, in the graph's order; `parts` are those at the peak, by
-    what they are for."""
+class HeldBytes:
+    """Bytes alive while a node runs."""
 
-    curve: tuple[tuple[str, int], ...]
+    node: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory over a run, in eager's order, without the allocator's rounding: the node at its peak
+    and the bytes there by what they are for, and the bytes alive while each node runs."""
+
     peak_bytes: int = 0
     at: str = ""
-    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+    parts: dict[str, int] = field(default_factory=dict[str, int])
+    curve: tuple[HeldBytes, ...] = ()
 
 
 def lifetimes(graph: Graph) -> dict[int, Lifetime]:
@@ -169,12 +177,10 @@ def memory(annotated: Annotated) -> Memory:
     alive = _alive(lives.values(), len(graph.nodes))
     curve = [(step, node.name) for step, node in enumerate(graph.nodes) if node.kind == "call"]
     if not curve:
-        return Memory(())
+        return Memory()
     step, at = max(curve, key=lambda each: alive[each[0]])
-    return Memory(
-        tuple((name, alive[step]) for step, name in curve), alive[step], at,
-        _parts(annotated, lives, step),
-    )  # fmt: skip
+    held = tuple(HeldBytes(name, alive[step]) for step, name in curve)
+    return Memory(alive[step], at, _parts(annotated, lives, step), held)
 
 
 def _parts(annotated: Annotated, lives: Mapping[int, Lifetime], step: int) -> dict[str, int]:

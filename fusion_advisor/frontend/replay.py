@@ -19,10 +19,6 @@ from torch import fx
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Symbol, Tensor, iter_refs
 from fusion_advisor.support.kernel_fault import KernelFault
 
-NODE = "fusion_advisor.node"
-"""Key in an fx node's meta for the record that it replays; for a launcher, the record of its first
-result."""
-
 
 @dataclass(frozen=True)
 class ReplayedKernel:
@@ -123,7 +119,6 @@ def _needed(
 
 def _launch(built: fx.Graph, step: ReplayedKernel, values: dict[Ref, fx.Node]) -> None:
     result = built.call_function(step.call, tuple(values[Ref(*ref)] for ref in step.taken))
-    result.meta[NODE] = step.made[0][0]
     for n, ref in enumerate(step.made):
         several = len(step.made) > 1
         values[Ref(*ref)] = (
@@ -160,7 +155,6 @@ def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) 
     if any(ref not in values for ref in iter_refs(node.args)):
         raise KernelFault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
     result = built.call_function(found, tuple(map(argument, node.args)), named)
-    result.meta[NODE] = node.name
     returns = found._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         values[Ref(node.name)] = result

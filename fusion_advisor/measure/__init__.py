@@ -6,7 +6,6 @@ OFFERS = (
     "config_space",
     "driver",
     "protocol",
-    "regret",
     "search",
 )
 """The modules that other rooms may import."""

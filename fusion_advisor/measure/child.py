@@ -8,7 +8,7 @@ inputs is replaced while the GPU is held back, and its results are copied on its
 zeros, results of an earlier call and work on another stream are not right then.
 """
 
-# torch.compile and Inductor's internals are untyped.
+# torch.compile is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownParameterType=false
@@ -30,16 +30,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fusion_advisor.frontend.replay import NODE, ReplayedKernel, opaque, operator_of, replayed
+from fusion_advisor.frontend.replay import ReplayedKernel, opaque, operator_of, replayed
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Case, Criterion
 from fusion_advisor.measure.clocks import Clock, DeviceClock, HostClock, refuse_too_fast
-from fusion_advisor.measure.inductor_coverage import Lines, lines_of, watched
 from fusion_advisor.measure.protocol import (
     Ceilings,
     CeilingsJob,
     GroupJob,
-    InductorRun,
     Measurement,
     ModelJob,
     Series,
@@ -128,17 +126,11 @@ def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth
 def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     """Measure one way of one group. Raises KernelFault where the way is wrong or its time is
     impossible, Absent where it does not exist here."""
-    began = time.perf_counter()
     plain: Call = module.reference
     call = way_of(job.way, plain, getattr(module, job.kernel.entry))
     case = job.kernel.cases[0]
     inputs = build_inputs(case, "normal", 0, clock.device)
-    seen: InductorRun | None = None
-    if job.way.kind == "compiled":
-        seen = _compiled(call, inputs, lines_of(plain, job.nodes))
-    else:
-        call(*inputs)
-    seconds = time.perf_counter() - began
+    call(*inputs)
 
     def right(seed: int) -> tuple[float, float]:
         drawn = build_inputs(case, "normal", seed, clock.device)
@@ -162,23 +154,7 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     after = right(2)
     worst = max(before, after)
     error = None if job.random else worst[0]
-    return Measurement(
-        job.subject, job.way.name, timing, error, None if job.random else worst[1],
-        seconds=seconds, inductor=seen,
-    )  # fmt: skip
-
-
-def _compiled(call: Call, inputs: Tensors, lines: Lines) -> InductorRun:
-    """Run a compiled function once, and return Inductor's kernels for all of its graphs."""
-    with watched(lines) as made:
-        call(*inputs)
-    if not lines:
-        return InductorRun(unknown="not known: the file has other lines than the graph has nodes")
-    return InductorRun(
-        tuple(kernel for one in made for kernel in one.kernels),
-        tuple(pair for one in made for pair in one.apart),
-        next((one.unknown for one in made if one.unknown), ""),
-    )
+    return Measurement(job.subject, job.way.name, timing, error, None if job.random else worst[1])
 
 
 # -- kernels in turn -------------------------------------------------------------------------------
@@ -243,7 +219,6 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
 def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     """Measure a whole graph in one way, on random weights, and the distance of the results from
     eager's. Raises KernelFault where that is too far."""
-    began = time.perf_counter()
     graph = job.graph
     launchers = tuple(
         ReplayedKernel(
@@ -258,13 +233,8 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     rest = job.rest or graph
     chosen, _ = replayed(rest, launchers, clock.device, inputs)
     call: Call = way_of(job.way, chosen, None) if compiled else chosen
-    seen: InductorRun | None = None
     first = _unwritten(graph, inputs)
-    if compiled and job.way.backend == "inductor":
-        nodes = [node.meta[NODE] for node in chosen.graph.nodes if NODE in node.meta]
-        seen = _compiled(call, first(), lines_of(chosen.forward, nodes))
     results = as_tuple(call(*first()))
-    seconds = time.perf_counter() - began
     held = Error()
     checked = bool(launchers) and not _random(graph)
     if checked:
@@ -275,7 +245,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     timing = clock.time(lambda: call(*inputs), 0)
     return Measurement(
         "model", job.way.name, timing, held.ours if checked else None,
-        held.eager if checked else None, seconds=seconds, inductor=seen,
+        held.eager if checked else None,
     )  # fmt: skip
 
 

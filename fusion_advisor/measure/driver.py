@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fusion_advisor.codegen.eager_reference import reference_order
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.codegen.test_inputs import FULL_SIZE, at_full_size
 from fusion_advisor.cost.dataflow import Dataflow
@@ -110,7 +109,6 @@ def measure_group(
         least_bytes=_least_bytes(subject.decision, kernel),
         rules=rules,
         random=_draws(subject.decision),
-        nodes=_nodes(subject.decision),
     )
     return _answered(job, subject.id, way, worker, timeout_s)
 
@@ -158,13 +156,6 @@ def measure_turns(
         return worker.submit(job, Turns, timeout_s).result()
     except WorkerError as error:
         return Turns(failure=str(error))
-
-
-def _nodes(decision: Decision) -> tuple[str, ...]:
-    inside = decision.subject
-    assert inside.expressed is not None
-    order = reference_order(inside.flow, inside.expressed)
-    return tuple(inside.flow.nodes[number].name for number in order)
 
 
 def measure_model(

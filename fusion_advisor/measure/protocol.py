@@ -100,8 +100,6 @@ class GroupJob:
     rules: TimingRules
     random: bool = False
     """Whether the group draws random numbers, which differ from eager's."""
-    nodes: tuple[str, ...] = ()
-    """Nodes of the graph in the order of the reference's lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,27 +163,6 @@ class ModelJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """Two sets of nodes that Inductor left in different kernels, and its own reason."""
-
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class InductorRun:
-    """Kernels that torch.compile made, in order, each with the graph's nodes that it covers, and
-    the places where it did not fuse. A node may be in several kernels: a cheap one is recomputed in
-    each. A node in no kernel runs nothing (a view). `unknown` says why the kernels are not known.
-    """
-
-    kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    apart: tuple[Apart, ...] = ()
-    unknown: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """Measurement of one way. `failure` is one line, None on success; `absent` says why a way does
     not exist here. Errors are the largest against float64, for the model against eager, in the
@@ -198,9 +175,6 @@ class Measurement:
     eager_error: float | None = None
     failure: str | None = None
     absent: str | None = None
-    seconds: float = 0.0
-    """Wall seconds to prepare the way, compilation included."""
-    inductor: InductorRun | None = None
 
 
 @dataclass(frozen=True, slots=True)

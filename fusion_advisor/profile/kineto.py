@@ -68,8 +68,7 @@ def read_kineto(file: Path) -> ProfilerTrace:
 
 def _no_trace(file: Path) -> UsageError:
     return UsageError(
-        f"--profile {file}: no trace; expected what torch.profiler's export_chrome_trace writes, or"
-        " an nsys SQLite export"
+        f"--profile {file}: no trace; expected what torch.profiler's export_chrome_trace writes"
     )
 
 
@@ -147,7 +146,7 @@ def _text(file: Path) -> Generator[io.TextIOBase]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise cut_off(file) from error
     except OSError as error:
-        raise UsageError(f"--profile {file}: {error.strerror or error}") from error
+        raise UsageError(f"--profile {file}: {error.strerror}; expected a trace") from error
 
 
 def cut_off(file: Path) -> UsageError:

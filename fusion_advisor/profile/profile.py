@@ -14,7 +14,6 @@ from statistics import median
 from fusion_advisor.cost.dataflow import Dataflow, pass_of
 from fusion_advisor.profile.kineto import read_kineto
 from fusion_advisor.profile.link import ANCHORS, Link, link, op_name, sizes_of, worded, words
-from fusion_advisor.profile.nsys import MAGIC, read_nsys
 from fusion_advisor.profile.steps import PHASES, SEVERAL, TracedKernel, TracedStep, one_step
 from fusion_advisor.profile.trace import HostOp, ProfilerTrace, Sizes
 from fusion_advisor.rulebook.devices import Device
@@ -144,14 +143,9 @@ class Profiled:
 
 
 def read_trace(file: Path) -> ProfilerTrace:
-    """Read a trace of torch.profiler or an nsys SQLite export. Raises UsageError, one line, for
-    anything else, and for a trace without GPU kernels."""
-    try:
-        with file.open("rb") as raw:
-            is_sqlite = raw.read(len(MAGIC)) == MAGIC
-    except OSError as error:
-        raise UsageError(f"--profile {file}: {error.strerror}; expected a trace") from error
-    trace = read_nsys(file) if is_sqlite else read_kineto(file)
+    """Read a trace of torch.profiler. Raises UsageError, one line, for anything else, and for a
+    trace without GPU kernels."""
+    trace = read_kineto(file)
     if not trace.events:
         raise UsageError(
             f"--profile {file}: has no GPU kernels; record with"

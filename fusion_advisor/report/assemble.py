@@ -32,17 +32,14 @@ from fusion_advisor.profile.profile import Profile, Profiled
 from fusion_advisor.report.schema import (
     ActionRow,
     AdviceRow,
-    AlternativeRow,
     CauseRow,
     CheckRow,
     DeviceRow,
     GroupRow,
     GroupTimeRow,
-    HeldRow,
     ImpactRow,
     KernelRow,
     LineRow,
-    MemoryRow,
     ModelRow,
     NodeRow,
     OnChipRow,
@@ -151,7 +148,7 @@ def assemble(
         not_run=list(graph.not_run),
         faults=list(faults.found),
         saved=_saved(annotated),
-        memory=_memory(annotated),
+        memory=memory(annotated) if _phases(graph) else None,
     )
 
 
@@ -625,19 +622,10 @@ def _saved(annotated: Annotated) -> list[SavedRow]:
             name=each.name, bytes=each.bytes, shape=list(each.tensor.shape),
             dtype=each.tensor.dtype, source=_source(each.source) if each.source else None,
             saved_by=list(each.saved_by),
-            alternative=AlternativeRow.of(each.alternative) if each.alternative else None,
+            alternative=each.alternative,
         )
         for each in sorted(found, key=lambda each: -each.bytes)
     ]  # fmt: skip
-
-
-def _memory(annotated: Annotated) -> MemoryRow | None:
-    """Memory over a training step; None for a forward pass alone."""
-    if not _phases(annotated.graph):
-        return None
-    found = memory(annotated)
-    curve = [HeldRow(node=name, bytes=held) for name, held in found.curve]
-    return MemoryRow.of(found, parts=dict(found.parts), curve=curve)
 
 
 def _beside(flow: Dataflow, profile: Profile) -> dict[str, float]:

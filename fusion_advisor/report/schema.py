@@ -15,10 +15,9 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from fusion_advisor.cost.lifetimes import LeanerWay, Memory
 from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.faults import Fault
-from fusion_advisor.measure.protocol import Apart
-from fusion_advisor.measure.regret import Verdicts
 from fusion_advisor.profile.profile import NodeTime, Profile
 from fusion_advisor.support.errors import UsageError
 
@@ -254,15 +253,6 @@ class KernelRow(_Row):
     text: str | None = Field(default=None, exclude=True)
 
 
-class BesideRow(_Row):
-    """Kernel of torch.compile of the whole model: the nodes of one group's instance that it covers,
-    and the others."""
-
-    kernel: str
-    inside: list[str]
-    outside: list[str]
-
-
 class WayRow(_Row):
     """Measurement of one way to compute something: microseconds of the GPU, cold L2, the median
     with its quartiles; `wall_us` is the time that a waiting caller sees.
@@ -270,8 +260,6 @@ class WayRow(_Row):
     `share` is of the measured copy bandwidth, over the bytes that must move. Errors are the largest
     against float64; for the model they are against eager, and eager's own is how far other
     roundings move it. `failure` says why there is no time, `absent` why there is no such way here.
-    `covers` lists Inductor's kernels, each with the nodes that it covers; `apart` the places where
-    Inductor did not fuse; `unknown` why that is not known.
     """
 
     way: str
@@ -286,24 +274,18 @@ class WayRow(_Row):
     eager_error: float | None = None
     failure: str | None = None
     absent: str | None = None
-    covers: list[tuple[str, list[str]]] = []
-    apart: list[Apart] = []
-    unknown: str = ""
 
 
 class MeasuredRow(_Row):
     """Measurements of a group on a GPU. `speedup` is eager's time over the kernel's; `fused_error`
     and `speedup_error` are the errors of the predictions, as shares of the measured figures; `best`
-    is the fastest way that is right. `beside` are the kernels that torch.compile of the whole model
-    has for the group's first instance, `apart` why they are not one kernel."""
+    is the fastest way that is right."""
 
     ways: list[WayRow]
     best: str | None
     speedup: float | None
     fused_error: float | None
     speedup_error: float | None
-    beside: list[BesideRow] = []
-    apart: list[Apart] = []
 
 
 class BenchRow(_Row):
@@ -321,9 +303,6 @@ class BenchRow(_Row):
     complete: bool = True
     own_ops: list[str] = []
     """Groups that the model's way `framework` replaces by the framework's own op."""
-    verdicts: dict[str, Verdicts] = {}
-    """Verdicts of the gates and of the time model over everything that was timed; with
-    `--candidates` rejected candidates are included."""
 
 
 class GroupRow(_Row):
@@ -444,32 +423,7 @@ class SavedRow(_Row):
     dtype: str
     source: SourceRow | None
     saved_by: list[str]
-    alternative: AlternativeRow | None = None
-
-
-class AlternativeRow(_Row):
-    """Way to save less memory: the bytes saved, and the time that it costs."""
-
-    action: str
-    saved_bytes: int
-    extra_us: float
-
-
-class HeldRow(_Row):
-    """Bytes alive while a node runs."""
-
-    node: str
-    bytes: int
-
-
-class MemoryRow(_Row):
-    """Memory over a training step, in eager's order, without the allocator's rounding: at its peak
-    the node and the bytes by what they are for."""
-
-    peak_bytes: int
-    at: str
-    parts: dict[str, int]
-    curve: list[HeldRow]
+    alternative: LeanerWay | None = None
 
 
 class TotalsRow(_SumsRow):
@@ -582,7 +536,7 @@ class Report(_Row):
     not_run: list[str] = []
     saved: list[SavedRow] = Field(default=[], exclude_if=_empty)
     """Memory that a training step keeps for backward, the most first."""
-    memory: MemoryRow | None = Field(default=None, exclude_if=_empty)
+    memory: Memory | None = Field(default=None, exclude_if=_empty)
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
     profile: Profile | None = None

@@ -34,7 +34,6 @@ from fusion_advisor.rulebook.schema import Verify
 from fusion_advisor.support.codec import to_json
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.proofs import Proofs
-from fusion_advisor.verify.warmup import REHEARSAL
 
 Where = Literal["auto", "interpreter", "gpu"]
 _Proof = TypeVar("_Proof", Check, Compiled)
@@ -132,18 +131,15 @@ def provers(
     where: Where = "interpreter",
     known: Proofs | None = None,
 ) -> Generator[Provers, None, None]:
-    """Start the child processes now; they rehearse, so that they are warm when the kernels come,
-    and end with the block, even in the middle of work. Checks run (`where`) in the interpreter,
-    which is on every machine, unless something is measured."""
+    """Start the child processes now, so that they have imported what they need when the kernels
+    come; they end with the block, even in the middle of work. Checks run (`where`) in the
+    interpreter, which is on every machine, unless something is measured."""
     with ExitStack() as stack:
         checking = stack.enter_context(checker(where, rules)) if check else None
         compiling = stack.enter_context(compiler(rules)) if compile else None
-        if checking:
-            submit_check(checking, REHEARSAL, seeds=1, rules=rules)
-            stack.callback(checking.abandon)
-        if compiling:
-            submit_compile(compiling, REHEARSAL, capability, rules=rules)
-            stack.callback(compiling.abandon)
+        for child in (checking, compiling):
+            if child:
+                stack.callback(child.abandon)
         yield Provers(checking, compiling, capability, rules, known)
 
 

@@ -5,7 +5,6 @@ OFFERS = (
     "apply_named",
     "bench",
     "patch",
-    "results_db",
     "rewrites",
     "update",
 )

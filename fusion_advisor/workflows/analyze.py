@@ -94,7 +94,7 @@ def analyze(
         device.capability, rulebook.verify,
         check=request.verify, compile=request.compile,
         where="auto" if searcher else "interpreter", known=known,
-    ) as children:  # fmt: skip # they warm up while the model is captured
+    ) as children:  # fmt: skip # they import while the model is captured
         listener.stage("capture")
         graph = captured()
         assumed = (chosen, *graph.assumed)

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.codegen.header import checked, edited, read_stamp, stamped
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.decide import Decision, decide
-from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.ir.kernel import Check
 from fusion_advisor.measure.driver import (
     BenchSubject,
     ceilings,
@@ -40,23 +38,18 @@ from fusion_advisor.measure.protocol import (
     TimingRules,
     Way,
 )
-from fusion_advisor.measure.search import Proven, Searcher, SearchResult
 from fusion_advisor.report.schema import CheckRow, GroupRow, Report, WayRow, load_report
-from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.codec import from_data
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import (
-    Provers,
     Where,
     checker,
     collect_check,
     submit_check,
-    verify,
 )
-from fusion_advisor.workflows.inductor_overlap import overlapping_kernels
 from fusion_advisor.workflows.recommend import (
     bench_row,
     measured,
@@ -64,7 +57,6 @@ from fusion_advisor.workflows.recommend import (
     settle,
     way_row,
 )
-from fusion_advisor.workflows.results_db import Ledger
 
 
 class Progress(Protocol):
@@ -79,8 +71,7 @@ class BenchRun:
 
     `texts` are the emitted files by group, in place of files emitted now; `only` the groups wanted,
     all when empty; `candidates` adds the rejected candidates that have a plan, without
-    torch.compile; `rehearse` runs each way once on the CPU, at small sizes, to see that it works;
-    `ledger` stores every row, and returns the stored rows that still hold.
+    torch.compile; `rehearse` runs each way once on the CPU, at small sizes, to see that it works.
     """
 
     report: Report
@@ -93,7 +84,6 @@ class BenchRun:
     whole: bool = True
     rehearse: bool = False
     progress: Progress = lambda what, done, total: None
-    ledger: Ledger | None = None
     ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
 
     def failures(self) -> Iterator[tuple[str, WayRow]]:
@@ -143,79 +133,19 @@ def bench(run: BenchRun) -> Report:
             top = ceilings(worker, rules, timeout_s)
         except WorkerError as error:
             raise UsageError(f"the GPU cannot be measured: {error}") from error
-        if run.ledger:
-            run.ledger.begin(dict(top.machine))
         try:
             _Session(run, flow, subjects, worker, rules, timeout_s, top).measure()
         except KeyboardInterrupt:
             complete = False
             worker.abandon()
-    model = run.ways.get("model", [])
     for group in chosen:
         if group.id in run.ways:
-            found = measured(group, run.ways[group.id])
-            found.beside, found.apart = overlapping_kernels(group, model)
-            settle(group, found)
+            settle(group, measured(group, run.ways[group.id]))
     tie = run.rulebook.measure.tie.value
     own = [subject.id for subject in _with_own_op(run, subjects)]
-    run.report.bench = bench_row(top, model, complete, tie=tie, own_ops=own, groups=chosen)
+    model = run.ways.get("model", [])
+    run.report.bench = bench_row(top, model, complete, tie=tie, own_ops=own)
     return run.report
-
-
-def search_kernels(
-    run: BenchRun, searcher: Searcher, children: Provers
-) -> Iterator[tuple[GroupRow, SearchResult, str]]:
-    """Search for each group that has a file; yields the group, the result and the text of the file:
-    the kernel in its fastest configuration, with the file's header. A file that somebody has edited
-    stays. Raises UsageError where a group is not in the graph."""
-    device = run.rulebook.device(run.report.device.name)
-    flow = dataflow(run.graph, device)
-    groups = [group for group in _chosen(run) if group.verdict == "fuse" and group.id in run.texts]
-    for number, group in enumerate(groups):
-        run.progress(f"{group.id} search", number, len(groups))
-        text = run.texts[group.id]
-        found = _searched(run, flow, group, searcher, children)
-        stamp = read_stamp(text)
-        if stamp and not found.failure:
-            check = found.proof[0] if found.proof else None
-            stamp = replace(
-                stamp, tool=version("fusion-advisor") or "unknown", rules=run.rulebook.hash,
-                checked=checked(check) if check else stamp.checked,
-                command=_with_search(stamp.command),
-                searched=found.summary, replaced_kernel=found.replaced_kernel,
-            )  # fmt: skip
-            text = stamped(found.kernel.text, stamp)
-        yield group, found, text
-
-
-def _with_search(command: str) -> str:
-    """Command that makes a file again, and searches."""
-    return command if "--search" in command.split() or not command else f"{command} --search"
-
-
-def _searched(
-    run: BenchRun, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
-) -> SearchResult:
-    subject = _subject(replace(run, texts={}), flow, group)
-    if isinstance(subject, str):
-        raise UsageError(f"{group.id}: {subject}; analyze again")
-    if edited(run.texts[group.id]):
-        why = f"{group.kernel.file} was edited since it was written"
-        return SearchResult(subject.kernel, failure=why)
-    own_op = exact(subject.decision.subject, group.pattern)
-
-    def emitted(decision: Decision) -> Kernel | str:
-        return attempt(
-            flow, decision, subject.kernel.name, run.rulebook, framework=own_op, full_size=True
-        )
-
-    def proven(kernel: Kernel) -> Proven:
-        return verify([kernel], children)[0]
-
-    kernel = emitted(subject.decision)
-    if isinstance(kernel, str):
-        raise UsageError(f"{group.id}: {kernel}; analyze again")
-    return searcher(subject.decision, kernel, emitted, proven)
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -331,14 +261,8 @@ class _Session:
         with checker(where, rules) as worker:
             for subject in self.subjects:
                 self._tell(f"{subject.id} check", total)
-                standing = run.ledger and run.ledger.find(
-                    subject.id, KERNEL.name, [subject.kernel.text]
-                )
-                if standing and standing.check:
-                    check = standing.check
-                else:
-                    answer = submit_check(worker, subject.kernel, seeds=seeds, rules=rules)
-                    check = collect_check(subject.kernel, answer, seeds=seeds)
+                answer = submit_check(worker, subject.kernel, seeds=seeds, rules=rules)
+                check = collect_check(subject.kernel, answer, seeds=seeds)
                 found[subject.id] = check
                 row = rows[subject.id].kernel
                 row.check = CheckRow.of(check)
@@ -347,15 +271,10 @@ class _Session:
         return found
 
     def _group(self, subject: BenchSubject, way: Way, check: Check) -> None:
-        texts = [subject.kernel.text]
-        found = self._standing(subject.id, way, texts)
-        if found is None:
-            if way.kind == "kernel" and not check.passed:
-                found = Measurement(subject.id, way.name, failure=_unfit(check))
-            else:
-                found = measure_group(subject, way, self.worker, self.rules, self.timeout_s)
-            verdict = "fuse" if subject.accepted else "reject"
-            self._append(found, texts, verdict, check if way.kind == "kernel" else None)
+        if way.kind == "kernel" and not check.passed:
+            found = Measurement(subject.id, way.name, failure=_unfit(check))
+        else:
+            found = measure_group(subject, way, self.worker, self.rules, self.timeout_s)
         self._keep(found, subject.decision.fused_bytes)
 
     def _models(self) -> Iterator[tuple[Way, tuple[Replacement, ...]]]:
@@ -375,23 +294,8 @@ class _Session:
         return (EAGER, OWN_OPS, KERNEL, *(compiled if self.run.compiled else ()))
 
     def _model(self, way: Way, replaced: Sequence[Replacement]) -> None:
-        texts = [one.text for one in replaced]
-        found = self._standing("model", way, texts)
-        if found is None:
-            found = measure_model(self.flow, replaced, way, self.worker, self.rules, self.timeout_s)
-            self._append(found, texts, "")
+        found = measure_model(self.flow, replaced, way, self.worker, self.rules, self.timeout_s)
         self._keep(found, 0)
-
-    def _standing(self, subject: str, way: Way, texts: Sequence[str]) -> Measurement | None:
-        ledger = self.run.ledger
-        standing = ledger.find(subject, way.name, texts) if ledger else None
-        return standing.found if standing else None
-
-    def _append(
-        self, found: Measurement, texts: Sequence[str], verdict: str, check: Check | None = None
-    ) -> None:
-        if self.run.ledger:
-            self.run.ledger.append(found, texts, verdict, check)
 
     def _keep(self, found: Measurement, least_bytes: int) -> None:
         row = way_row(found, least_bytes, self.top.copy)

@@ -3,7 +3,7 @@ model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fusion_advisor.measure.protocol import (
     BACKEND,
@@ -17,7 +17,6 @@ from fusion_advisor.measure.protocol import (
     Ceilings,
     Measurement,
 )
-from fusion_advisor.measure.regret import TimedDecision, Verdicts, verdicts
 from fusion_advisor.report.schema import (
     BenchRow,
     GroupRow,
@@ -43,7 +42,7 @@ _ADVICE = {
 
 def way_row(found: Measurement, least_bytes: int, copy: float) -> WayRow:
     """Row of a measurement in the report; `copy` in bytes a second."""
-    timing, seen = found.timing, found.inductor
+    timing = found.timing
     row = WayRow(
         way=found.way, error=found.error, eager_error=found.eager_error,
         failure=found.failure, absent=found.absent,
@@ -52,10 +51,6 @@ def way_row(found: Measurement, least_bytes: int, copy: float) -> WayRow:
         row.us, row.low_us, row.high_us = timing.us, timing.low_us, timing.high_us
         row.wall_us, row.runs, row.host_ahead = timing.wall_us, timing.runs, timing.host_ahead
         row.share = least_bytes / (timing.us * 1e-6) / copy if copy and least_bytes else None
-    if seen is not None:
-        row.covers = [(name, list(nodes)) for name, nodes in seen.kernels]
-        row.apart = list(seen.apart)
-        row.unknown = seen.unknown
     return row
 
 
@@ -97,27 +92,6 @@ def own_op_serves(ways: Sequence[WayRow], tie: float) -> bool:
     return bool(own and eager and own < eager and (kernel is None or own <= tie * kernel))
 
 
-def judged(groups: Sequence[GroupRow]) -> dict[str, Verdicts]:
-    """Verdicts of the gates and of the time model against the measurements."""
-    timed = [
-        (row, times[EAGER.name], times[KERNEL.name])
-        for row in groups
-        if row.measured and {EAGER.name, KERNEL.name} <= (times := _times(row.measured.ways)).keys()
-    ]
-    deciders: dict[str, Callable[[GroupRow], bool]] = {
-        "gates": lambda row: row.verdict == "fuse",
-        "time model": lambda row: row.predicted.worthwhile,
-    }
-    return {
-        who: verdicts(
-            TimedDecision(fuse(row), eager, kernel, len(row.instances))
-            for row, eager, kernel in timed
-        )
-        for who, fuse in deciders.items()
-        if timed
-    }
-
-
 def bench_row(
     ceilings: Ceilings,
     model: Sequence[WayRow],
@@ -125,7 +99,6 @@ def bench_row(
     *,
     tie: float,
     own_ops: Sequence[str] = (),
-    groups: Sequence[GroupRow] = (),
 ) -> BenchRow:
     """Row of the whole run. The fastest step, host included, is recommended; of those within `tie`
     of it the simplest. `own_ops` are the groups that the way `framework` replaces."""
@@ -145,7 +118,6 @@ def bench_row(
         why=f"a step takes {said}" if said else "the whole model was not timed",
         complete=complete,
         own_ops=list(own_ops),
-        verdicts=judged(groups),
     )
 
 

@@ -14,8 +14,9 @@ from fusion_advisor.report.schema import Report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
+    "--no-sandbox", "--disable-gpu", "--disable-software-rasterizer", "--disable-quic",
+    "--no-first-run", "--disable-sync", "--disable-background-networking",
+    "--disable-component-update",
 )  # fmt: skip
 WIDE = {"width": 1440, "height": 900}
 

@@ -41,15 +41,15 @@ IMPORTED = {
     "commands": (
         "torch._dynamo", "torch.export._trace", "fusion_advisor.cli.app",
         "fusion_advisor.frontend.loading", "fusion_advisor.workflows.patch",
+        "fusion_advisor.verify.compile_child",
     ),
-    "compiler": ("fusion_advisor.verify.compile_child",),
     "interpreter": (
         "torch._dynamo", "torch.export._trace", "transformers.modeling_utils",
         "fusion_advisor.measure.child", "fusion_advisor.sourcepatch.trial_child",
     ),
 }  # fmt: skip
-"""Modules of each process that is forked: for commands and captures, for kernels that are compiled,
-and for kernels that Triton's interpreter runs, whose mode is fixed when Triton is imported."""
+"""Modules of each process that is forked: for commands, captures and kernels that are compiled, and
+for kernels that Triton's interpreter runs, whose mode is fixed when Triton is imported."""
 INTERPRETED = (
     "fusion_advisor.measure.child", "fusion_advisor.sourcepatch.trial_child",
     "fusion_advisor.verify.check_child",
@@ -108,7 +108,7 @@ def _template_for(words: Sequence[str], how: str, environment: Mapping[str, str]
     if how == "-m":
         return "commands"
     runs = not {*INTERPRETED}.isdisjoint(words) and "gpu" not in words
-    return "interpreter" if runs or environment.get("TRITON_INTERPRET") == "1" else "compiler"
+    return "interpreter" if runs or environment.get("TRITON_INTERPRET") == "1" else "commands"
 
 
 def _fork(name: str, *descriptors: int) -> forkserver.Fork:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -43,7 +42,6 @@ from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY, cause, needs_rest
 from fusion_advisor.support.worker import WorkerError, replied, request
 from fusion_advisor.workflows import bench as running
 from fusion_advisor.workflows.bench import BenchRun, bench
-from fusion_advisor.workflows.results_db import Ledger, report_hash
 
 from .regions import H200, RULES, flow_of
 
@@ -138,17 +136,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return made
 
 
-def run_of(
-    analysed: tuple[Report, Graph], file: Path | None = None, *, resume: bool = False, **asked: Any
-) -> BenchRun:
+def run_of(analysed: tuple[Report, Graph], **asked: Any) -> BenchRun:
     report, graph = analysed
     report = Report.model_validate_json(report.model_dump_json())
-    ledger = Ledger(file, report, RULES.hash, resume=resume) if file else None
-    return BenchRun(report, graph, RULES, {}, ledger=ledger, **asked)
-
-
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return BenchRun(report, graph, RULES, {}, **asked)
 
 
 # -- candidates ------------------------------------------------------------------------------------
@@ -159,27 +150,18 @@ def test_candidates_are_left_out_unless_asked_for(analysed: Any, gpu: Gpu) -> No
     assert {subject for subject, way in gpu.asked if way != "check"} == {"g1", "model"}
 
 
-def test_rejected_candidates_are_timed_beside_eager_and_marked(
-    analysed: Any, gpu: Gpu, tmp_path: Path
-) -> None:
+def test_rejected_candidates_are_timed_beside_eager_and_marked(analysed: Any, gpu: Gpu) -> None:
     gpu.times["c1", "kernel"] = 80.0
-    report = bench(run_of(analysed, tmp_path / "rows", candidates=True))
+    report = bench(run_of(analysed, candidates=True))
     (row,) = report.candidates
     assert row.measured
     assert row.verdict == "reject"
     assert row.measured.speedup == pytest.approx(1.25)
     assert [way for subject, way in gpu.asked if subject == "c1"] == ["check", "eager", "kernel"]
-    verdicts = {r["subject"]: r["verdict"] for r in rows_of(tmp_path / "rows")}
-    assert verdicts == {"g1": "fuse", "c1": "reject", "model": ""}
-    assert report.bench
-    gates = report.bench.verdicts["gates"]
-    assert (gates.fused_faster, gates.rejected_faster) == (1, 1)
-    assert gates.lost == pytest.approx((20 + 100) / (20 + 80) - 1)
     for shown in (text.render(report, verbose=True), markdown.render(report)):
         words = " ".join(shown.split())
         assert "c1 " in words
         assert "rejected" in words
-        assert "verdicts of the gates: of 1 to fuse 1 are faster" in words
 
 
 def test_a_candidate_is_never_put_into_the_model(analysed: Any, gpu: Gpu) -> None:
@@ -198,14 +180,11 @@ def test_a_candidate_can_be_named(analysed: Any, gpu: Gpu) -> None:
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_out_of_memory_is_a_row_and_the_run_goes_on(
-    analysed: Any, gpu: Gpu, tmp_path: Path
-) -> None:
+def test_out_of_memory_is_a_row_and_the_run_goes_on(analysed: Any, gpu: Gpu) -> None:
     gpu.broken = {("c1", "kernel"): OUT_OF_MEMORY, ("g1", "max-autotune"): "crash"}
-    report = bench(run_of(analysed, tmp_path / "rows", candidates=True))
-    failures = {
-        (r["subject"], r["way"]): r["failure"] for r in rows_of(tmp_path / "rows") if r["failure"]
-    }
+    run = run_of(analysed, candidates=True)
+    report = bench(run)
+    failures = {(who, row.way): row.failure for who, row in run.failures()}
     assert failures == {
         ("c1", "kernel"): OUT_OF_MEMORY,
         ("g1", "max-autotune"): "the child ended with status -9",
@@ -260,84 +239,13 @@ def test_the_child_names_it_and_begins_anew(tmp_path: Path) -> None:
     assert needs_restart(why)
 
 
-# -- rows of earlier runs --------------------------------------------------------------------------
-
-
-def test_rows_say_what_they_are_of(analysed: Any, gpu: Gpu, tmp_path: Path) -> None:
-    bench(run_of(analysed, tmp_path / "rows"))
-    rows = rows_of(tmp_path / "rows")
-    assert {row["report"] for row in rows} == {report_hash(analysed[0])}
-    assert all(row["machine"] == MACHINE and row["rules"] == RULES.hash for row in rows)
-    assert all(row["device"] == "h200" and row["tool"] and row["began"] for row in rows)
-    kernels = {row["way"]: row["kernel"] for row in rows if row["subject"] == "model"}
-    assert kernels["eager"] == kernels["compile"] == ""
-    assert kernels["kernel"] == kernels["kernel+compile"] != ""
-
-
-def test_what_bench_writes_into_a_report_does_not_make_it_another(analysed: Any, gpu: Gpu) -> None:
-    assert report_hash(bench(run_of(analysed, candidates=True))) == report_hash(analysed[0])
-
-
-def test_a_resumed_run_times_what_is_missing(analysed: Any, gpu: Gpu, tmp_path: Path) -> None:
-    file = tmp_path / "rows"
+def test_a_run_that_is_cut_short_keeps_what_is_done(analysed: Any, gpu: Gpu) -> None:
     gpu.stop_at = ("g1", "compile")
-    cut = bench(run_of(analysed, file))
+    cut = bench(run_of(analysed))
     assert cut.bench
     assert not cut.bench.complete
-    with file.open("a") as rows:
-        rows.write('{"subject": "g1", "way": "comp')  # killed in the middle of a line
-    done = [(row["subject"], row["way"]) for row in rows_of_whole(file)]
-    assert ("g1", "kernel") in done
-    gpu.stop_at, gpu.asked = None, []
-    report = bench(run_of(analysed, file, resume=True))
-    assert not set(done) & set(gpu.asked)
-    assert not [way for _, way in gpu.asked if way == "check"]
-    assert report.groups[0].measured
-    assert report.groups[0].measured.speedup == pytest.approx(5.0)
-    assert report.groups[0].kernel.check
-    assert report.groups[0].kernel.check.where == "cuda:H200"
-    twice = Counter((row["subject"], row["way"]) for row in rows_of_whole(file))
-    assert set(twice.values()) == {1}
-    gpu.asked = []
-    bench(run_of(analysed, file, resume=True))
-    assert gpu.asked == []
-
-
-def rows_of_whole(file: Path) -> list[dict[str, Any]]:
-    """Without the line that was cut short."""
-    lines = [line for line in file.read_text().splitlines() if line.endswith("}")]
-    return [json.loads(line) for line in lines]
-
-
-def test_another_gpu_kernel_or_analysis_is_measured_anew(
-    analysed: Any, gpu: Gpu, tmp_path: Path
-) -> None:
-    file = tmp_path / "rows"
-    bench(run_of(analysed, file, whole=False))
-    every = [pair for pair in gpu.asked if pair[0] == "g1"]
-
-    def asked(change: Callable[[BenchRun], None], **machine: str) -> list[tuple[str, str]]:
-        gpu.asked, gpu.machine = [], {**MACHINE, **machine}
-        run = run_of(analysed, file, resume=True, whole=False)
-        change(run)
-        bench(run)
-        return [pair for pair in gpu.asked if pair[0] == "g1"]
-
-    def other_kernel(run: BenchRun) -> None:
-        run.texts = {"g1": "# another\n"}
-
-    def other_analysis(run: BenchRun) -> None:
-        run.report.nodes[0].shape = [1]
-        run.ledger = Ledger(file, run.report, RULES.hash, resume=True)
-
-    def other_rules(run: BenchRun) -> None:
-        run.ledger = Ledger(file, run.report, "another", resume=True)
-
-    assert asked(lambda run: None, **{"clocks.current.sm": "345"}) == []
-    assert asked(lambda run: None, torch="2.12.0") == every
-    assert asked(other_kernel) == every
-    assert asked(other_analysis) == every
-    assert asked(other_rules) == every
+    assert cut.groups[0].measured
+    assert cut.groups[0].measured.speedup == pytest.approx(5.0)
 
 
 # -- the whole model -------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ IN_A_CHECKOUT = {"README.md", "docs/teach-an-op.md"}
 OWN_PROGRAMS = {"docs/find-waste.md", "docs/python.md"}
 """Whose reader runs programs that import the package, or a model of a library's: its lines are
 those of the outermost file that is no library's, which in a fork is the one that forks."""
+LONG = {"docs/training.md"}
+"""Whose training steps and kernels with a backward take as long as all other pages together."""
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FOLLOWED = [str(page.relative_to(ROOT)) for page in PAGES if "```console" in page.read_text()]
@@ -56,14 +58,14 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
-    [name for name in FOLLOWED if name not in IN_A_CHECKOUT | OWN_PROGRAMS],
+    [name for name in FOLLOWED if name not in IN_A_CHECKOUT | OWN_PROGRAMS | LONG],
 )
 def test_what_a_page_shows_is_what_happens(name: str, folder: Path, forked: Path) -> None:
     follow((ROOT / name).read_text(), folder, ROOT, forked)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", sorted(IN_A_CHECKOUT | OWN_PROGRAMS))
+@pytest.mark.parametrize("name", sorted(IN_A_CHECKOUT | OWN_PROGRAMS | LONG))
 def test_what_a_page_shows_happens_in_processes_as_readers_start_them(
     name: str, folder: Path
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fusion_advisor.ir.graph import GivenNumber
 from fusion_advisor.ops.given import HANDED_ON
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
+from fusion_advisor.workflows.patch import Patched
 
 from .regions import Tape, launches
 from .test_registry import S, T, needs_data, recorded, samples_of
@@ -132,35 +134,49 @@ def blocks(body: str) -> str:
     return BLOCKS.replace("{body}", body.replace("; ", "\n        "))
 
 
-@pytest.mark.parametrize(("body", "spelled"), BODIES.values(), ids=BODIES)
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Patched]]:
+    """Folder of a model of blocks with a body, and its patch, which no test changes."""
+
+    @cache
+    def of(name: str) -> tuple[Path, Patched]:
+        folder = tmp_path_factory.mktemp("blocks")
+        return folder, made(folder, blocks(BODIES[name][0]))
+
+    return of
+
+
+@pytest.mark.parametrize("name", BODIES)
 def test_blocks_that_hold_other_numbers_have_one_kernel(
-    tmp_path: Path, body: str, spelled: Sequence[str]
+    patched: Callable[[str], tuple[Path, Patched]], name: str
 ) -> None:
-    patch = made(tmp_path, blocks(body))
+    folder, patch = patched(name)
     assert patch.patch.refused == {}, reasons(patch)
     assert {put.occurrences for put in patch.patch.puts} == {2}, reasons(patch)
-    for text in spelled:
+    for text in BODIES[name][1]:
         assert text in patch.diff
     asking = [
         t for path, t in patch.patch.after.items() if path.name in ("or_eager.py", "model.py")
     ]
     assert not any("!=" in text for text in asking)
-    assert_same(patch, tmp_path, [(5, 256), (1, 256)])
+    assert_same(patch, folder, [(5, 256), (1, 256)])
 
 
-@pytest.mark.parametrize("body", [body for body, _ in BODIES.values()], ids=BODIES)
-def test_a_number_that_changes_later_reaches_the_kernel(tmp_path: Path, body: str) -> None:
-    patch = made(tmp_path, blocks(body))
+@pytest.mark.parametrize("name", BODIES)
+def test_a_number_that_changes_later_reaches_the_kernel(
+    patched: Callable[[str], tuple[Path, Patched]], name: str
+) -> None:
+    folder, patch = patched(name)
     x = torch.randn(3, 256)
-    with patched_copy(patch.diff, patch.patch.after, tmp_path.resolve()) as copy:
-        models = [loaded(tmp_path / "model.py"), loaded(copy / "model.py")]
+    with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
+        models = [loaded(folder / "model.py"), loaded(copy / "model.py")]
         before = models[0](x)
         for model in models:
             for each in (model.one, model.two):
                 each.cap, each.norm.eps = 0.5, 0.25
         with torch.no_grad():
             torch.testing.assert_close(models[0](x), models[1](x), rtol=0, atol=0)
-    changes = "cap" in body or "norm" in body
+    changes = "cap" in BODIES[name][0] or "norm" in BODIES[name][0]
     assert torch.equal(before, models[0](x)) != changes
 
 

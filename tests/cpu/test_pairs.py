@@ -25,10 +25,12 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each_dtype
 @each_pair
 def test_results_and_gradients_are_those_of_float64(
-    name: str, dtype: torch.dtype, worker: Worker
+    name: str, dtype: torch.dtype, worker: Worker, request: pytest.FixtureRequest
 ) -> None:
     found = pair(name, dtype)
-    (check,) = checked(worker, found.kernel, seeds=6)
+    (check,) = checked(
+        worker, found.kernel, seeds=6 if request.node.get_closest_marker("deep") else 2
+    )
     assert check.failure is None
     for part in checked(worker, *found.parts, seeds=1):
         assert part.failure is None

@@ -49,7 +49,7 @@ class Norm(nn.Module):
 """
 
 
-def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "64, 128, 1024") -> Patched:
+def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "8, 32, 1024") -> Patched:
     """The patch of a file with a model, kernels unchecked."""
     file = folder / "model.py"
     inputs = f"\n\ndef get_inputs():\n    return [torch.empty({shape})]\n"

@@ -135,11 +135,10 @@ def test_each_distinct_call_is_a_scenario_weighted_by_its_count(folder: Path) ->
     assert "call-1, weight 3:" in done.stderr
 
 
-def test_a_second_run_takes_what_the_first_came_to_until_the_file_changes(folder: Path) -> None:
+def test_a_second_run_takes_the_graph_until_the_file_changes(folder: Path) -> None:
     command = ("analyze", RECORDING, "--scenario", "call-2", *QUICK)
-    runs = [run(*command, cwd=folder) for _ in range(2)]
-    taken = "nothing changed since an earlier run"
-    assert [taken in done.stderr for done in runs] == [False, True]
+    taken = "the model is as it was captured before"
+    assert taken in [run(*command, cwd=folder) for _ in range(2)][1].stderr
     content = json.loads((folder / RECORDING).read_text())
     (folder / "other.json").write_text(json.dumps({**content, "model": "Other"}))
     first = run("analyze", "other.json:call-2", *QUICK, cwd=folder)

@@ -472,7 +472,7 @@ def _drawn(draw: random.Random, depth: int) -> Callable[[Any, Any, int], Any]:
     return lambda i, j, n: joined(one(i, j, n), other(i, j, n))
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [15, pytest.param(1000, marks=pytest.mark.deep)])
 def test_drawn_masks_go_only_where_they_may(count: int) -> None:
     """Of random formulas none that hides anything else is taken, and of those that are causal or
     hide nothing nearly all are; some rows may be hidden wholly, which only the mask itself does."""

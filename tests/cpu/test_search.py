@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fusion_advisor.cli.app import app
 from fusion_advisor.cli.commands import analyze as analyze_command
 from fusion_advisor.codegen.emit import attempt, emit
-from fusion_advisor.codegen.header import body, does, edited, read_stamp, unstamped
+from fusion_advisor.codegen.header import does, edited, read_stamp, unstamped
 from fusion_advisor.codegen.kernel_package import kernels_of, read_package, stale
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.fusion.decide import Decision
@@ -49,8 +49,6 @@ from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import Provers
 from fusion_advisor.workflows import analyze as pipeline
 from fusion_advisor.workflows.analyze import Analysis, analyze
-from fusion_advisor.workflows.bench import BenchRun
-from fusion_advisor.workflows.bench import search_kernels as in_a_folder
 from fusion_advisor.workflows.patch import Patched, patch_model
 
 from .checks import checked
@@ -390,36 +388,6 @@ def test_the_report_has_the_winners_check(analyses: tuple[Analysis, Analysis]) -
     assert row.kernel.check.passed
 
 
-# -- a report's folder -----------------------------------------------------------------------------
-
-
-def test_a_folder_is_searched_without_the_model(analyses: tuple[Analysis, Analysis]) -> None:
-    """As `bench --search` does: its file says the same of its making, and what was found."""
-    plain, searched = analyses
-    before = plain.kernels[0].text
-    run = BenchRun(plain.report, plain.flow.annotated.graph, RULES, {"g1": before})
-    ((row, found, text),) = in_a_folder(run, second, UNPROVEN)
-    assert (row.id, found.failure) == ("g1", "")
-    assert body(text) == body(searched.kernels[0].text)
-    assert not edited(text)
-    old, new = read_stamp(before), read_stamp(text)
-    assert old is not None
-    assert new == replace(
-        old, command=f"{old.command} --search", searched=found.summary, replaced_kernel=does(before)
-    )
-    (again,) = in_a_folder(replace(run, texts={"g1": text}), second, UNPROVEN)
-    assert again[2] == text, "and from there it comes to the same"
-
-
-def test_a_file_that_was_edited_stays(analyses: tuple[Analysis, Analysis]) -> None:
-    plain, _ = analyses
-    mine = plain.kernels[0].text.replace("num_warps=", "num_warps=1 * ")
-    run = BenchRun(plain.report, plain.flow.annotated.graph, RULES, {"g1": mine})
-    ((_, found, text),) = in_a_folder(run, second, UNPROVEN)
-    assert found.failure.endswith("softmax.py was edited since it was written")
-    assert text == mine
-
-
 # -- in the model's source -------------------------------------------------------------------------
 
 MODEL = """
@@ -496,9 +464,6 @@ def test_an_interrupt_leaves_what_was_there(
 
 
 def test_what_gives_no_times_cannot_search() -> None:
-    done = CliRunner().invoke(app, ["bench", str(SOFTMAX), "--rehearse", "--search"])
-    assert isinstance(done.exception, UsageError)
-    assert "--rehearse: gives no times" in str(done.exception)
     done = CliRunner().invoke(
         app, ["patch", str(SOFTMAX), "--level", "framework", "--out", "x.patch", "--search"]
     )

@@ -16,7 +16,7 @@ from fusion_advisor.shipped import fused_runtime
 from fusion_advisor.shipped.files import write_kernel
 
 from .generated import kernel
-from .spawned import run_script
+from .spawned import run, run_script
 
 
 def test_a_kernel_that_is_copied_in_is_one_line_when_it_is_imported(tmp_path: Path) -> None:
@@ -41,9 +41,7 @@ def test_a_kernel_that_is_copied_in_is_one_line_when_it_is_imported(tmp_path: Pa
 
 def imported(module: str, folder: Path) -> str:
     """The last line that Python says where a module cannot be imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, cwd=folder
-    )
+    done = run([sys.executable, "-c", f"import {module}"], cwd=folder, env=os.environ)
     assert done.returncode == 1
     return done.stderr.splitlines()[-1]
 

@@ -223,7 +223,7 @@ def test_phases_follow_each_other_and_backward_has_its_lines(name: str) -> None:
 def test_memory_is_what_lives_at_each_node() -> None:
     found = memory(annotate(step("mlp"), H200))
     parameters = sum(p.nbytes for p in Mlp().parameters())
-    curve = dict(found.curve)
+    curve = {each.node: each.bytes for each in found.curve}
     assert curve["addmm"] == 3 * parameters + X.nbytes + 4 * 16 * 64 * 4
     assert found.peak_bytes == max(curve.values()) == sum(found.parts.values())
     assert found.parts["parameters"] == parameters

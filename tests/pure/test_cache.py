@@ -1,4 +1,4 @@
-"""What an earlier run came to is taken only while nothing that it was made from has changed."""
+"""What an earlier run captured is taken only while nothing that it was made from has changed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.ci.cache import (
-    AnalysisOutcome,
-    find_analysis,
-    find_graph,
-    keep_analysis,
-    keep_graph,
-)
+from fusion_advisor.ci.cache import find_graph, keep_graph
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Check, Compiled
 from fusion_advisor.ir.scenario import Request, Scenario
@@ -26,7 +20,7 @@ from fusion_advisor.support import kept as kept_files
 from fusion_advisor.support.codec import to_data
 from fusion_advisor.verify.proofs import Proofs
 
-from .test_report import chain, mixed
+from .test_report import chain
 
 RULES = load_rulebook()
 
@@ -40,21 +34,22 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model.py"
 
 
+GRAPH = Graph(chain("aten.cos.default"), (Ref("n1"),), source="model.py")
+
+
 def kept(model: Path, rules: Rulebook = RULES, /, **options: object) -> tuple[Path, Request]:
-    """A folder with an entry for a request."""
+    """A cache with the graph of a request's model."""
     request = replace(Request("model.py"), **options)  # type: ignore[arg-type]
     folder = model.parent / "cache"
-    outcome = AnalysisOutcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
     files = [str(model), str(model.parent / "parts.py")]
-    keep_analysis(folder, request, rules, outcome, files, time.time() + 1)
+    keep_graph(folder, request, rules, to_data(GRAPH), files, time.time() + 1)
     return folder, request
 
 
 def test_what_was_kept_is_found(model: Path) -> None:
     folder, request = kept(model)
-    found = find_analysis(folder, request, RULES)
-    assert found == AnalysisOutcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert find_graph(folder, request, RULES) == GRAPH
+    assert (folder / "graphs").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("name", ["model.py", "parts.py"])
@@ -62,11 +57,11 @@ def test_a_file_that_changed_is_a_miss(model: Path, name: str) -> None:
     folder, request = kept(model)
     file = model.parent / name
     file.write_text("x = 2\n")
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
     file.write_text("x = 1\n")
-    assert find_analysis(folder, request, RULES) is not None
+    assert find_graph(folder, request, RULES) is not None
     file.unlink()
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
 
 
 @pytest.mark.parametrize(
@@ -74,16 +69,12 @@ def test_a_file_that_changed_is_a_miss(model: Path, name: str) -> None:
     [
         {"model": "parts.py"},
         {"scenario": Scenario(batch=2)},
-        {"device": "a100-80gb"},
-        {"verify": False},
-        {"folder": "kernels"},
-        {"command": "fusion-advisor emit model.py"},
     ],
     ids=lambda options: next(iter(options)),
 )
 def test_another_request_is_a_miss(model: Path, options: dict[str, object]) -> None:
     folder, request = kept(model)
-    assert find_analysis(folder, replace(request, **options), RULES) is None  # type: ignore[arg-type]
+    assert find_graph(folder, replace(request, **options), RULES) is None  # type: ignore[arg-type]
 
 
 def test_other_rules_and_versions_are_a_miss(
@@ -91,59 +82,60 @@ def test_other_rules_and_versions_are_a_miss(
 ) -> None:
     folder, request = kept(model)
     overlay = tmp_path / "mine.toml"
-    overlay.write_text("[gates.traffic-saving.limits.ratio]\nvalue = 2\nunit='x'\nsource='me'\n")
-    assert find_analysis(folder, request, load_rulebook([overlay])) is None
+    overlay.write_text(
+        '[capture]\nmask_elements = { value = 2, unit = "elements", source = "a test" }\n'
+    )
+    assert find_graph(folder, request, load_rulebook([overlay])) is None
     monkeypatch.setattr(kept_files, "installed", lambda: ("torch-99.dist-info",))
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
 
 
 def test_another_working_directory_is_a_miss(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, request = kept(model)
     (model.parent / "below").mkdir()
     monkeypatch.chdir(model.parent / "below")
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
 
 
 def test_a_file_written_during_the_run_keeps_nothing(model: Path) -> None:
-    outcome = AnalysisOutcome(mixed(), {}, {})
-    folder = model.parent / "cache"
-    keep_analysis(folder, Request("model.py"), RULES, outcome, [str(model)], time.time() - 60)
-    assert find_analysis(folder, Request("model.py"), RULES) is None
+    folder, files = model.parent / "cache", [str(model)]
+    keep_graph(folder, Request("model.py"), RULES, to_data(GRAPH), files, time.time() - 60)
+    assert find_graph(folder, Request("model.py"), RULES) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": {}}', '{"files": 3}', "\0"])
 def test_an_entry_that_cannot_be_read_is_a_miss(model: Path, text: str) -> None:
     folder, request = kept(model)
-    (file,) = folder.glob("*.json")
+    (file,) = (folder / "graphs").glob("*.json")
     file.write_text(text)
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
 
 
 def test_a_folder_of_another_user_is_a_miss(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, request = kept(model)
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(model: Path) -> None:
     (model.parent / "cache").write_text("a file")
     folder, request = kept(model)
-    assert find_analysis(folder, request, RULES) is None
+    assert find_graph(folder, request, RULES) is None
 
 
 def test_the_least_recently_used_entries_go_first(model: Path, tmp_path: Path) -> None:
     overlay = tmp_path / "few.toml"
     overlay.write_text('[cache]\nentries = { value = 2, unit = "count", source = "a test" }\n')
     few = load_rulebook([overlay])
-    folder, first = kept(model, few, device="a100-80gb")
-    (file,) = folder.glob("*.json")
+    folder, first = kept(model, few, scenario=Scenario(batch=1))
+    (file,) = (folder / "graphs").glob("*.json")
     os.utime(file, (1, 1))
-    _, second = kept(model, few, device="h100")
-    assert find_analysis(folder, first, few) is not None
-    os.utime(next(f for f in folder.glob("*.json") if f != file), (2, 2))
-    _, third = kept(model, few, device="l4")
-    assert [find_analysis(folder, r, few) is None for r in (first, second, third)] == [
+    _, second = kept(model, few, scenario=Scenario(batch=2))
+    assert find_graph(folder, first, few) is not None
+    os.utime(next(f for f in (folder / "graphs").glob("*.json") if f != file), (2, 2))
+    _, third = kept(model, few, scenario=Scenario(batch=3))
+    assert [find_graph(folder, r, few) is None for r in (first, second, third)] == [
         False,
         True,
         False,
@@ -160,20 +152,8 @@ def test_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_entry_is_json(model: Path) -> None:
     folder, _ = kept(model)
-    (file,) = folder.glob("*.json")
-    assert set(json.loads(file.read_text())) == {"files", "report", "kernels", "graph"}
-
-
-def captured(model: Path, **options: object) -> tuple[Path, Request]:
-    """A folder with the graph of a request's model."""
-    request = replace(Request("model.py"), **options)  # type: ignore[arg-type]
-    folder = model.parent / "cache"
-    files = [str(model), str(model.parent / "parts.py")]
-    keep_graph(folder, request, RULES, to_data(GRAPH), files, time.time() + 1)
-    return folder, request
-
-
-GRAPH = Graph(chain("aten.cos.default"), (Ref("n1"),), source="model.py")
+    (file,) = (folder / "graphs").glob("*.json")
+    assert set(json.loads(file.read_text())) == {"files", "graph"}
 
 
 @pytest.mark.parametrize(
@@ -182,24 +162,9 @@ GRAPH = Graph(chain("aten.cos.default"), (Ref("n1"),), source="model.py")
     ids=lambda options: next(iter(options)),
 )
 def test_a_graph_serves_every_device_and_output(model: Path, options: dict[str, object]) -> None:
-    folder, request = captured(model)
+    folder, request = kept(model)
     other = replace(request, **options)  # type: ignore[arg-type]
     assert find_graph(folder, other, RULES) == GRAPH
-    assert find_analysis(folder, request, RULES) is None, "nothing is known of what it came to"
-
-
-def test_another_model_scenario_or_file_is_captured_anew(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, request = captured(model)
-    for other in ({"model": "parts.py"}, {"scenario": Scenario(batch=2)}):
-        assert find_graph(folder, replace(request, **other), RULES) is None  # type: ignore[arg-type]
-    (model.parent / "parts.py").write_text("x = 2\n")
-    assert find_graph(folder, request, RULES) is None
-    folder, request = captured(model)
-    assert find_graph(folder, request, RULES) == GRAPH
-    monkeypatch.setattr(kept_files, "installed", lambda: ("torch-99.dist-info",))
-    assert find_graph(folder, request, RULES) is None
 
 
 def test_of_a_configuration_the_content_counts(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations
@@ -135,47 +134,6 @@ def test_what_is_no_trace_is_one_line(content: str, said: str, tmp_path: Path) -
         read_trace(file)
     with pytest.raises(UsageError, match="No such file"):
         read_trace(tmp_path / "missing.json")
-
-
-def test_an_export_of_nsys_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "t.sqlite"
-    base = sqlite3.connect(file)
-    base.executescript(
-        """
-        CREATE TABLE StringIds (id INTEGER, value TEXT);
-        CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
-            streamId INTEGER, correlationId INTEGER, demangledName INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
-            correlationId INTEGER, nameId INTEGER);
-        CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, globalTid INTEGER, text TEXT,
-            textId INTEGER);
-        """
-    )
-    base.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, ?)", (DEVICE,))
-    base.execute("INSERT INTO StringIds VALUES (99, 'cudaLaunchKernel_v7000')")
-    for number, op in enumerate(LAYER):
-        at, sizes = number * 1_000_000, f"[[{SIZE}, {SIZE}]" + f", [{SIZE}, {SIZE}]" * (op == "mm")
-        base.execute("INSERT INTO StringIds VALUES (?, ?)", (number, KERNELS[op]))
-        base.execute(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 1, ?, NULL)",
-            (at, at + 9000, f"aten::{op}, seq = {number}, sizes = {sizes}]"),
-        )
-        row = (at + 1000, at + 3000, 1, number, 99)
-        base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", row)
-        begin = at + 5000
-        row = (begin, begin + round(1000 * US[op]), 0, 3, number, number)
-        base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", row)
-    base.commit()
-    base.close()
-    found = measured(file, layers=1)
-    assert {name: us for name, (us, _) in times_of(found).items()} == {
-        f"{op}_0": pytest.approx(US[op]) for op in LAYER
-    }
-    assert {by for _, by in times_of(found).values()} == {"id"}
-    file.write_bytes(file.read_bytes()[:4096])
-    with pytest.raises(UsageError, match="nsys export"):
-        read_trace(file)
 
 
 # -- steps -----------------------------------------------------------------------------------------

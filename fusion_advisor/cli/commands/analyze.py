@@ -64,12 +64,12 @@ def analyze(
     profile: Annotated[
         Path | None,
         typer.Option(
-            help="trace of the model (torch.profiler's .json or .json.gz, nsys's .sqlite): measured"
+            help="trace of the model (torch.profiler's .json or .json.gz): measured"
             " times beside predicted, and ranks by them"
         ),
     ] = None,
     cache: Annotated[
-        bool, typer.Option(help="take what an earlier run of the unchanged model came to")
+        bool, typer.Option(help="take graph and proofs of an earlier run of the unchanged model")
     ] = True,
 ) -> int:
     """Report what to fuse in MODEL, why, and what it saves; in each of its scenarios."""

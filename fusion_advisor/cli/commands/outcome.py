@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.cli.commands.options import rulebook_of
 from fusion_advisor.cli.commands.output import following, tell
@@ -18,7 +18,8 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import require_file, require_folder, write
 
 if TYPE_CHECKING:
-    from fusion_advisor.ci.cache import AnalysisOutcome
+    from collections.abc import Mapping
+
     from fusion_advisor.ir.graph import Graph
     from fusion_advisor.ir.scenario import Request
     from fusion_advisor.measure.search import Searcher, SearchResult
@@ -26,49 +27,41 @@ if TYPE_CHECKING:
     from fusion_advisor.workflows.analyze import Analysis
 
 
+@dataclass(frozen=True)
+class AnalysisOutcome:
+    """A report, the kernels' texts by their names, and the captured graph as JSON."""
+
+    report: Report
+    kernels: Mapping[str, str]
+    graph: Mapping[str, Any]
+
+
 def outcome_of(
     request: Request, verbose: bool, *, cached: bool, assumed: bool = True
 ) -> AnalysisOutcome:
-    """Report, kernels and graph of a request: from the cache where it has them, else anew. Prints
-    what was `assumed`; an empty `assumed` prints nothing."""
-    from fusion_advisor.ci.cache import (
-        AnalysisOutcome,
-        find_analysis,
-        find_graph,
-        keep_analysis,
-        keep_graph,
-    )
+    """Report, kernels and graph of a request, of a graph and proofs from the cache where it has
+    them. Prints what was `assumed`; an empty `assumed` prints nothing."""
+    from fusion_advisor.ci.cache import find_graph, keep_graph
     from fusion_advisor.frontend.child import dismiss
     from fusion_advisor.ir.frames import portable_path
     from fusion_advisor.support.codec import to_data
     from fusion_advisor.support.kept import cache_folder
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
-    whole = cached and request.profile is None  # a trace is read anew
-    found = find_analysis(folder, request, rulebook) if whole else None
-    if found is not None:
-        dismiss()
-        if assumed:
-            tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
-        tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
-        return found
     started = time.time()
     known = find_graph(folder, request, rulebook) if cached else None
     if known is not None:
         dismiss()
-        tell(f"the model is as it was captured before: taken from {folder}")
+        tell(f"the model is as it was captured before: taken from {folder}; --no-cache runs again")
     if cached:
         request = replace(request, proofs=folder / "proofs")
     analysis = run_analysis(request, verbose, known=known, assumed=assumed, rewrites=True)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
     alike = graph.naming(lambda file: portable_path(file, os.getcwd()))
-    outcome = AnalysisOutcome(analysis.report, texts, to_data(alike))
     if cached and known is None:
         keep_graph(folder, request, rulebook, to_data(graph), graph.files, started)
-    if whole and not _failed_check(analysis.report) and not analysis.report.faults:
-        keep_analysis(folder, request, rulebook, outcome, graph.files, started)
-    return outcome
+    return AnalysisOutcome(analysis.report, texts, to_data(alike))
 
 
 def run_analysis(
@@ -137,12 +130,6 @@ def searched_lines(found: SearchResult | None) -> Iterator[str]:
     if found is not None:
         said = f"not searched: {found.failure}" if found.failure else f"searched {found.summary}"
         yield f"    {said}"
-
-
-def _failed_check(report: Report) -> bool:
-    """Whether a check failed, perhaps for want of time or memory."""
-    checks = [group.kernel.check for group in report.groups]
-    return any(check is not None and not check.passed for check in checks)
 
 
 def require_room(out: Path) -> None:

@@ -122,13 +122,7 @@ def _measured(report: Report, bench: BenchRow, top: int) -> Iterator[str]:
         yield ""
         ways = [tuple(map(_text, way)) for way in wording.ways(group)]
         yield from _table(("way", "time", "share of copy", ""), ways)
-        if made := wording.inductor(group):
-            yield ""
-            yield from (f"- {_text(line)}" for line in made)
     yield from _more(len(timed), top)
-    if verdicts := wording.verdict_quality(report):
-        yield ""
-        yield from (f"- {_text(line)}" for line in verdicts)
     yield ""
     yield f"**The model**: {_text(bench.recommended)}; {_text(bench.why)}."
 

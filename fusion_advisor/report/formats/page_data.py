@@ -280,7 +280,6 @@ def _measured(row: GroupRow) -> dict[str, Any] | None:
         "us": medians.get("kernel"),
         "said": wording.measured(row),
         "ways": wording.ways(row),
-        "inductor": wording.inductor(row),
     }
 
 
@@ -293,7 +292,6 @@ def _bench(report: Report) -> dict[str, Any] | None:
         "machine": f"{machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s",
         "ways": wording.steps(report),
         "said": f"{bench.recommended}; {bench.why}",
-        "judged": wording.verdict_quality(report),
         "complete": bench.complete,
     }
 

@@ -340,8 +340,6 @@ def _measured(report: Report) -> Iterator[RenderableType]:
     for group in wording.measured_rows(report):
         yield Text(f"{wording.id_and_name(group)}: {wording.measured(group)}")
         yield _columns(wording.ways(group))
-        yield from _details(*wording.inductor(group))
-    yield from map(Text, wording.verdict_quality(report))
 
 
 def _columns(rows: Iterable[tuple[str, ...]]) -> RenderableType:

@@ -220,11 +220,8 @@ def _way(row: WayRow) -> tuple[str, ...]:
     if row.us is None:
         return row.way, "", "", row.failure or row.absent or ""
     spread = f"{time(row.us)} ({time(row.low_us or row.us)} to {time(row.high_us or row.us)})"
-    remarks = [] if row.host_ahead else ["the host limits"]
-    count = len(row.covers)
-    remarks += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
-    remarks += [row.unknown] if row.unknown else []
-    return row.way, spread, percent(row.share) if row.share else "", ", ".join(remarks)
+    remark = "" if row.host_ahead else "the host limits"
+    return row.way, spread, percent(row.share) if row.share else "", remark
 
 
 def measured(group: GroupRow) -> str:
@@ -247,53 +244,8 @@ def measured_rows(report: Report) -> list[GroupRow]:
     return [row for row in (*report.groups, *report.candidates) if row.measured]
 
 
-_MOST_REASONS = 3
-"""Limit on Inductor's reasons for one group; all are in the JSON."""
-
 _NAMED = 4
 """Limit on the modules or inputs that a line names."""
-
-
-def inductor(group: GroupRow) -> list[str]:
-    """Kernels that torch.compile makes of a group alone and in the whole model, by the group's
-    nodes, and Inductor's own reasons for not fusing more."""
-    found = group.measured
-    if found is None:
-        return []
-    lines: list[str] = []
-    alone = next((row for row in found.ways if row.way == "compile"), None)
-    if alone and alone.covers:
-        made = "; ".join(f"{kernel} ({_nodes(nodes)})" for kernel, nodes in alone.covers)
-        lines.append(f"torch.compile of it alone: {made}")
-    if found.beside:
-        made = "; ".join(
-            f"{row.kernel} ({_nodes(row.inside)}"
-            + (f" and {len(row.outside)} nodes of others)" if row.outside else ")")
-            for row in found.beside
-        )
-        lines.append(f"torch.compile of the model: {made}")
-    parts = [*(alone.apart if alone else []), *found.apart]
-    reasons_given = dict.fromkeys(
-        f"Inductor kept {_nodes(row.first)} apart from {_nodes(row.second)}: {row.why}"
-        for row in parts
-    )
-    return [*lines, *list(reasons_given)[:_MOST_REASONS]]
-
-
-def _nodes(names: Iterable[str]) -> str:
-    return ", ".join(names) or "no node of the graph"
-
-
-def verdict_quality(report: Report) -> list[str]:
-    """Quality of the verdicts, over all groups and candidates that were timed."""
-    rows = report.bench.verdicts if report.bench else {}
-    return [
-        f"verdicts of the {who}: of {row.fused_faster + row.fused_slower} to fuse"
-        f" {row.fused_faster} are faster than eager, of"
-        f" {row.rejected_faster + row.rejected_slower} rejected {row.rejected_faster};"
-        f" {100 * row.lost:.1f} % of the time lost against hindsight"
-        for who, row in rows.items()
-    ]
 
 
 def totals(report: Report) -> list[tuple[str, str]]:

@@ -148,13 +148,6 @@ function timing(group) {
     ),
     group.disagreement ? el("p", { class: "note" }, `${group.disagreement}.`) : null,
     group.measured ? waysTable(group.measured.ways) : null,
-    group.measured?.inductor.length
-      ? el(
-          "ul",
-          {},
-          group.measured.inductor.map((line) => el("li", {}, line)),
-        )
-      : null,
   ];
 }
 

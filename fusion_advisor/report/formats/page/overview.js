@@ -213,11 +213,6 @@ function drawBench(model) {
     el("p", {}, el("b", {}, "The model: "), bench.said),
     waysTable(bench.ways),
     el(
-      "ul",
-      {},
-      bench.judged.map((line) => el("li", {}, line)),
-    ),
-    el(
       "p",
       { class: "muted" },
       `On ${bench.machine}. Cold L2, medians with quartiles.${bench.complete ? "" : " Interrupted: what is finished is here."}`,
