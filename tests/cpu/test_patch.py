@@ -506,6 +506,56 @@ def test_a_group_in_an_operand_of_another(tmp_path: Path, wide: int, narrow: int
     assert patch.patch.refused == {}
 
 
+def test_operands_of_an_operand_are_put_first(tmp_path: Path) -> None:
+    """What an operand holds may be one result of several, made of more operands than it."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.p, self.q, self.r = (nn.Linear(1024, 1024) for _ in range(3))
+
+            def forward(self, x):
+                y = self.q(x)
+                v = F.silu(self.p(F.gelu(x) * 2)) * self.q(torch.sigmoid(y) + 1)
+                return torch.tanh(self.r(v.abs())) + 1, v
+        """,
+    )
+    assert changed(patch).count("# fusion-advisor: ") == 4
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
+def test_a_module_that_is_shared_is_known(tmp_path: Path) -> None:
+    """Torch traces a model with one through others with the same attributes."""
+    patch = made(
+        tmp_path,
+        """
+        class Squash(nn.Module):
+            def __init__(self, cap):
+                super().__init__()
+                self.cap = cap
+
+            def forward(self, x):
+                return torch.tanh(x / self.cap) * self.cap ** 2
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, act = nn.Linear(1024, 1024), Squash(3.0)
+                self.acts = nn.ModuleList([act, act])
+                self.norm = Norm(1024)
+
+            def forward(self, x):
+                for act in self.acts:
+                    x = act(self.first(x))
+                return self.norm(self.first(x))
+        """,
+    )
+    assert "x, self.cap" in changed(patch)
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
 def test_a_group_in_an_operand_of_another_with_guards(tmp_path: Path) -> None:
     """Each asks in a function of its own; the first gives two results."""
     patch = made(

@@ -146,7 +146,11 @@ class Edit:
     def takes(self, span: Span) -> bool:
         """Whether an edit removes the text at a span: replaced, and not kept as an operand."""
         replaced = any(each.holds(span) for each, _ in self.replaced)
-        return replaced and not any(each.holds(span) for each in self.kept)
+        return replaced and not self.keeps(span)
+
+    def keeps(self, span: Span) -> bool:
+        """Whether the text at a span lies in an operand."""
+        return any(each.holds(span) for each in self.kept)
 
     def takes_as_operand(self, other: Edit) -> bool:
         """Whether what another edit touches of the same text lies in operands of this one."""

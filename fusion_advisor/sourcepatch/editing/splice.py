@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from itertools import groupby
 
 import libcst as cst
@@ -63,13 +64,14 @@ def nested(file: SourceFile, edits: Iterable[tuple[Edit, str]]) -> Iterator[tupl
     """Yield the edits of a file with their comments, the inner ones first: the operands of an edit
     as others leave them."""
     pairs, texts = [*edits], dict[Span, str]()
-    everything = {span for edit, _ in pairs for span, _ in edit.replaced}
-
-    def inner(edit: Edit) -> list[Span]:
-        return [span for span in everything if any(leaf.holds(span) for leaf in edit.kept)]
-
-    for edit, comment in sorted(pairs, key=lambda pair: len(inner(pair[0]))):
-        spelled = {ast.dump(file.expressions[span]): texts[span] for span in inner(edit)}
+    inner = [
+        {(m, s) for m, (other, _) in enumerate(pairs) for s, _ in other.replaced if edit.keeps(s)}
+        for edit, _ in pairs
+    ]
+    order = TopologicalSorter({n: {m for m, _ in spans} for n, spans in enumerate(inner)})
+    for number in order.static_order():
+        edit, comment = pairs[number]
+        spelled = {ast.dump(file.expressions[span]): texts[span] for _, span in inner[number]}
         if spelled:
             edit = replace(
                 edit,
