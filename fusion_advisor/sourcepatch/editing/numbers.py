@@ -9,7 +9,7 @@ that are bound there, and sizes of tensors.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -250,7 +250,8 @@ class _Asked:
         given: ast.expr | bool | None = None
         if isinstance(made, ast.Call):
             bound = self._is_bound(made, function, call.caller)
-            given = _given(made, function, name, bound=bound)
+            constants = self._sources.file(call.file).constants
+            given = _given(made, function, name, constants, bound=bound)
         if given is None:
             yield unknown
         elif isinstance(given, ast.expr):
@@ -358,9 +359,11 @@ def _parameters(function: Function) -> list[str]:
     return [arg.arg for arg in every if arg is not None]
 
 
-def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast.expr | bool | None:
-    """Argument of a call for a parameter: an expression, True for its default, None where the call
-    does not tell."""
+def _given(
+    call: ast.Call, function: Function, name: str, constants: Collection[str], *, bound: bool
+) -> ast.expr | bool | None:
+    """Argument of a call for a parameter: an expression, True for its default, which reads no more
+    than `constants` of its file, None where the call does not tell."""
     if any(isinstance(arg, ast.Starred) for arg in call.args):
         return None
     if any(keyword.arg is None for keyword in call.keywords):
@@ -377,12 +380,8 @@ def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast
     positional = positional[bound:]
     if name in positional and positional.index(name) < len(call.args):
         return call.args[positional.index(name)]
-    return True if _literal(defaults.get(name)) else None
-
-
-def _literal(node: ast.expr | None) -> bool:
-    """Whether an expression reads no name."""
-    return node is not None and not names_in(node)
+    default = defaults.get(name)
+    return True if default is not None and names_in(default) <= {*constants} else None
 
 
 def _binds(node: ast.AST, name: str) -> bool:

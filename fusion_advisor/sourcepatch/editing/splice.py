@@ -13,7 +13,7 @@ from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit
-from fusion_advisor.sourcepatch.editing.sources import SourceFile
+from fusion_advisor.sourcepatch.editing.sources import SourceFile, span_of
 
 
 def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str]) -> str:
@@ -31,7 +31,15 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str])
         replaced |= dict(edit.replaced)
         inserted |= dict(edit.inserted)
         comments.setdefault(edit.called, []).append(comment)
+    branches = {
+        (each.lineno, each.col_offset): span_of(each)
+        for each in ast.walk(ast.parse(text))
+        if isinstance(each, ast.If)
+    }
     places = {node: spans.of(place) for node, place in positions.items()}
+    for node, place in places.items():
+        if isinstance(node, cst.If):  # libcst ends it elsewhere
+            places[node] = branches[place.line, place.column]
     edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, guards))
     for statement in imports:
         edited = _importing(edited, statement)
@@ -196,7 +204,8 @@ class _Editor(cst.CSTTransformer):
     ) -> list[cst.BaseStatement]:
         """Statements in place of a statement; none where it is removed."""
         span = self._places[before]
-        text = self._replaced.get(span) if isinstance(before, cst.SimpleStatementLine) else None
+        simple = isinstance(before, (cst.SimpleStatementLine, cst.If))
+        text = self._replaced.get(span) if simple else None
         if text == "":
             return []
         made: list[cst.BaseStatement] = [after]
@@ -208,7 +217,7 @@ class _Editor(cst.CSTTransformer):
             call = cst.parse_statement(self._inserted[span])
             made = [_with_lines(call, _leading(after)), _with_lines(made[0], [])]
         called = [s for s in self._comments if span.holds(s)]
-        if called and isinstance(before, cst.SimpleStatementLine):
+        if called and isinstance(made[0], cst.SimpleStatementLine):
             notes = [
                 cst.EmptyLine(comment=cst.Comment(f"# {line}"))
                 for s in sorted(called)
