@@ -217,19 +217,22 @@ def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
 
 
 def _made_beside(flow: Dataflow, border: Boundary) -> Iterator[Ref]:
-    """Yield the views of whole tensors that an expression of the source makes of what it is given
-    as it makes one of the launches: nothing beside it holds them."""
+    """Yield the views of whole tensors that an expression of the source makes of what it is given,
+    in a block in which it makes one of the launches: nothing beside it holds them."""
     if not flow.standing:
         return
     tensors = flow.annotated.tensors
     made = [flow.standing[number] for number in border.members if flow.launches(number)]
     place = [place for place in made[0] if all(place in each for each in made)][-1:]
     spans = {each[at] for each in made for at in place}
+    blocks = {at for each in made for at in [*each][-1:]}
     for ref in border.inputs:
         for view in _views_to(flow, ref, frozenset()):
             number = flow.position[view.node]
+            standing = flow.standing[number]
             whole = tensors[view].numel == tensors[flow.operands[number][0]].numel
-            if not whole or not any(flow.standing[number].get(at) in spans for at in place):
+            beside = any(standing.get(at) in spans for at in place)
+            if not (whole and beside and blocks.issuperset([*standing][-1:])):
                 break
             yield view
 

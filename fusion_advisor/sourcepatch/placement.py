@@ -224,10 +224,10 @@ class Placement:
         if not self.given or self.operators:
             return []
         texts = edit.taken.operands[len(expressed.inputs) :]
-        pairs = zip(expressed.numbers, texts, strict=True)
-        keys = {number.key for number, text in pairs if text != repr(number.given)}
+        given = {n.key: text for n, text in zip(expressed.numbers, texts, strict=True)}
         uses = self.given.of(self._members(expressed))
-        return [held for number, held in uses if number.key in keys]
+        literal = {number.key for number, held in uses if given[number.key] == held.literal}
+        return [held for number, held in uses if number.key not in literal]
 
     def _unserved(
         self, decision: Decision, expressed: Expressed

@@ -658,6 +658,24 @@ def test_a_default_is_what_the_file_spells(tmp_path: Path) -> None:
     assert patch.saved_us == pytest.approx(patch.free_us)
 
 
+def test_a_number_of_a_default_is_as_it_was_given(tmp_path: Path) -> None:
+    """A whole one stays whole: eager may compute otherwise with another."""
+    patch = made(
+        tmp_path,
+        """
+        def rounded(x, scale, zero=0):
+            return ((torch.round(x / scale) + zero).clamp(-128, 127) - zero) * scale
+
+        class Model(nn.Module):
+            def forward(self, x):
+                scale = x.abs().amax(-1, keepdim=True)
+                return rounded(x, scale)
+        """,
+    )
+    assert "(x, 0)" in changed(patch)
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
 def test_a_group_in_an_operand_of_another_with_guards(tmp_path: Path) -> None:
     """Each asks in a function of its own; the first gives two results."""
     patch = made(

@@ -346,18 +346,14 @@ class _Rewriter:
                 yield statement
 
     def _branch(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The branch of an `if` that has a part of the group; none where it computes what it asks."""
+        """The branch of an `if` that has a part of the group; none where its question computes."""
         if not isinstance(statement, ast.If) or self._evaluated(statement.test):
             return []
         steps = [self._at[step].span for step in self._gone if step in self._at]
-        return next(
-            (
-                branch
-                for branch in (statement.body, statement.orelse)
-                if any(span_of(each).holds(span) for each in branch for span in steps)
-            ),
-            [],
-        )
+        for branch in (statement.body, statement.orelse):
+            if any(span_of(each).holds(span) for each in branch for span in steps):
+                return branch
+        return []
 
     def _hoist(self, replaced: dict[Span, str], inserted: Mapping[Span, str]) -> None:
         """What is left of the branches, of which each goes whole, in place of their `if`."""
