@@ -585,7 +585,7 @@ def test_an_if_that_asks_what_python_holds_is_no_border(tmp_path: Path) -> None:
         """,
     )
     text = changed(patch)
-    assert "if not (mask is None and self.scale is not None) or raw" in text
+    assert "if raw or not (mask is None and self.scale is not None)" in text
     assert "if how == 'sum' or how != 'mean'" in text
     assert text.count("fused_model.") == 2
     assert "return fused_model." in text[text.index("how != 'mean'") :]

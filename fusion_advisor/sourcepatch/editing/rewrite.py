@@ -366,9 +366,9 @@ class _Rewriter:
 
     def _steering(self, start: int) -> Iterator[str]:
         """Yield the conditions, at a statement of the block, under which another branch runs of
-        what is taken out."""
+        what is taken out, in their order: one may be asked only where those before let it."""
         first = self._names(self._block[start])
-        for statement in (*self._branches, *self._dropped):
+        for statement in sorted((*self._branches, *self._dropped), key=lambda each: each.lineno):
             names, read = self._names(statement), names_in(statement.test)
             before = [s for s in self._block[start:] if s.lineno < statement.lineno]
             bound = {n for s in before for n in stored_in(s)}
