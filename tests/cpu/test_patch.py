@@ -658,6 +658,29 @@ def test_a_default_is_what_the_file_spells(tmp_path: Path) -> None:
     assert patch.saved_us == pytest.approx(patch.free_us)
 
 
+def test_a_number_of_an_object_that_nothing_asks_is_left(tmp_path: Path) -> None:
+    """Of an argument that is no module, or an object in an object: the old one stayed."""
+    patch = made(
+        tmp_path,
+        """
+        from types import SimpleNamespace
+
+        def scaled(x, options):
+            return torch.tanh(x) * options.by
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.options = SimpleNamespace(by=3.0, loss=SimpleNamespace(by=2.0))
+
+            def forward(self, x):
+                loss = self.options.loss
+                return scaled(x, self.options), torch.exp(x) * loss.by
+        """,
+    )
+    assert patch.patch.puts == []
+
+
 def test_a_number_of_a_default_is_as_it_was_given(tmp_path: Path) -> None:
     """A whole one stays whole: eager may compute otherwise with another."""
     patch = made(
