@@ -169,7 +169,7 @@ def _call(
     keywords = [(name, _argument(value, remaining, numbers)) for name, value in node.kwargs]
     if op.reference:
         return _drawn(op, node, raw, stream, _tuple(shape), device)
-    written = [_sized(op, place, raw, shape) for place in range(len(raw))]
+    written = [_sized(op, arg, place, raw, shape) for place, arg in enumerate(node.args)]
     for name, text in keywords:
         if name == "device":
             written.append(f"device={device}.device")
@@ -191,12 +191,13 @@ def _with_defaults(op: Op, raw: list[str]) -> list[str]:
     return [*raw, *(repr(parameter.default) for parameter in parameters[len(raw) :])]
 
 
-def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:
+def _sized(op: Op, arg: Arg, place: int, raw: list[str], shape: list[str]) -> str:
     template = op.sizes.get(place)
-    if not template:
+    if not template or arg is None:
         return raw[place]
     size = " * ".join(shape)
-    return template.format(*_with_defaults(op, raw), shape=_tuple(shape), size=size)
+    rank = len(arg) if isinstance(arg, tuple) else 1
+    return template.format(*_with_defaults(op, raw), shape=_tuple(shape), size=size, rank=rank)
 
 
 def _widened(node: Node, number: int) -> str:

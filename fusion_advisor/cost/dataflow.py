@@ -60,6 +60,9 @@ class Dataflow:
     """Keys that are equal for tensors that address the same elements of one storage."""
     varied: Sequence[Variation] = ()
     """Differences of the model as it ran at other sizes."""
+    standing: Sequence[Mapping[object, object]] = ()
+    """Of each node the expressions of the source that it is made in, by the blocks that these stand
+    in, the outermost first; () where no source is read."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -275,6 +275,7 @@ def _translate(
     from fusion_advisor.frontend.export import from_program, launch, trace, unwrapped
     from fusion_advisor.frontend.joint import followed_by
     from fusion_advisor.frontend.masks import masks
+    from fusion_advisor.frontend.source_tracer import first_paths
     from fusion_advisor.frontend.training import captured_step
 
     if loaded.program is not None:
@@ -297,8 +298,12 @@ def _translate(
         launcher = EagerTrace(autocast)
         launched = launcher, launch(traced, launcher)
     launcher, outputs = launched
+    nodes = tuple(launcher.nodes)
+    if traced.trail:
+        first = first_paths(unwrapped(loaded.module)[0])
+        nodes = tuple(replace(each, module=first.get(each.module, each.module)) for each in nodes)
     graph = Graph(
-        tuple(launcher.nodes), outputs,
+        nodes, outputs,
         captured_by=traced.captured_by,
         graph_breaks=tuple(traced.graph_breaks),
         differs_from_eager=tuple(dict.fromkeys(traced.differs)),
@@ -306,7 +311,7 @@ def _translate(
         assumed=(*assumed, *loaded.assumed),
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
         built=loaded.built,
-        not_run=_not_run(loaded.module, launcher.nodes),
+        not_run=_not_run(loaded.module, nodes),
         trained=_trained(traced.placeholders) if scenario.gradients else (),
     )  # fmt: skip
     if mask_elements is not None:

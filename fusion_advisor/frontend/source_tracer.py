@@ -57,7 +57,9 @@ class Recorder:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._paths = {id(child): name for name, child in module.named_modules()}
+        self._paths = {id(vars(child)): name for name, child in module.named_modules()}
+        """By their attributes: torch's tracers put others in the place of modules, with the same
+        attributes, where one is shared."""
         self._packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
         self._placeholders: dict[Any, int] = {}
         self._numbers: dict[int, int] = {}
@@ -141,7 +143,7 @@ class Recorder:
 
     def _word(self, value: Any) -> str | None:
         if isinstance(value, torch.nn.Module):
-            path = self._paths.get(id(value))
+            path = self._paths.get(id(vars(value)))
             return None if path is None else f":{path}"
         if not isinstance(value, torch.Tensor):
             text = _spelled(value)
@@ -165,6 +167,13 @@ class Recorder:
 def position(frame: FrameType) -> Span | None:
     """The expression that a frame is evaluating."""
     return _positions(frame.f_code)[frame.f_lasti // 2]
+
+
+def first_paths(module: torch.nn.Module) -> dict[str, str]:
+    """The first path of each module by each of its paths, of which a shared one has several."""
+    first = {id(child): path for path, child in module.named_modules()}
+    every = module.named_modules(remove_duplicate=False)
+    return {path: first[id(child)] for path, child in every}
 
 
 def _tied(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:

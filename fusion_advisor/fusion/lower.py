@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusion_advisor.cost.dataflow import Dataflow
@@ -140,7 +140,7 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     values: dict[Ref, Value] = {}
     order: list[Ref] = []
     draws: dict[str, tuple[int, Tensor]] = {}
-    shared = _seen_in_several_ways(flow, border)
+    shared = _seen_in_several_ways(flow, border) | {*_made_beside(flow, border)}
 
     def load(ref: Ref) -> Value:
         order.append(ref)
@@ -214,6 +214,27 @@ def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
         if way and flow.operands[flow.position[way[-1].node]][0] in inputs:
             shared.update(way)
     return shared
+
+
+def _made_beside(flow: Dataflow, border: Boundary) -> Iterator[Ref]:
+    """Yield the views of whole tensors that an expression of the source makes of what it is given,
+    in a block in which it makes one of the launches: nothing beside it holds them."""
+    if not flow.standing:
+        return
+    tensors = flow.annotated.tensors
+    made = [flow.standing[number] for number in border.members if flow.launches(number)]
+    place = [place for place in made[0] if all(place in each for each in made)][-1:]
+    spans = {each[at] for each in made for at in place}
+    blocks = {at for each in made for at in [*each][-1:]}
+    for ref in border.inputs:
+        for view in _views_to(flow, ref, frozenset()):
+            number = flow.position[view.node]
+            standing = flow.standing[number]
+            whole = tensors[view].numel == tensors[flow.operands[number][0]].numel
+            beside = any(standing.get(at) in spans for at in place)
+            if not (whole and beside and blocks.issuperset([*standing][-1:])):
+                break
+            yield view
 
 
 def _views_to(flow: Dataflow, ref: Ref, ends: frozenset[Ref]) -> list[Ref]:

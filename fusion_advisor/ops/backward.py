@@ -134,7 +134,7 @@ def log_softmax_backward(b: Builder, grad: Value, y: Value, dim: int, dtype: Arg
 
 # -- of normalisations -----------------------------------------------------------------------------
 
-_LAST = {2: "{1}.shape[-len({2}) :]"}
+_LAST = {2: "{1}.shape[-{rank}:]"}
 
 
 def _over_rows(b: Builder, x: Value, rank: int) -> Value:

@@ -220,7 +220,7 @@ def channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
 
 # -- enlarged --------------------------------------------------------------------------------------
 
-_SHAPE = {1: "None if {1} is None else {shape}[2:]"}
+_SHAPE = {1: "{shape}[2:]"}
 
 
 def _nearest(b: Builder, x: Value, scales: Sequence[Scalar | None], twice: int) -> Value:

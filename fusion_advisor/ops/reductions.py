@@ -256,7 +256,7 @@ def logsumexp(b: Builder, x: Value, dim: Dim, keepdim: bool = False) -> Value:
 
 # -- normalisations --------------------------------------------------------------------------------
 
-_LAST = {1: "{0}.shape[-len({1}) :]"}
+_LAST = {1: "{0}.shape[-{rank}:]"}
 
 
 def _scaled(x: Value, weight: Value | None, bias: Value | None) -> Value:

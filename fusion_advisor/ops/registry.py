@@ -74,8 +74,8 @@ class Op:
     """A small change of an operand can change the result by a step."""
     sizes: Mapping[int, str] = field(default_factory=dict[int, str])
     """Arguments that repeat sizes, so that the eager reference serves other sizes too: Python
-    text by position, with `{0}` for the first argument, `{shape}` for the result's shape and
-    `{size}` for its elements."""
+    text by position, with `{0}` for the first argument, `{rank}` for the number of the sizes,
+    `{shape}` for the result's shape and `{size}` for its elements. None says nothing of sizes."""
     reference: str = ""
     """The eager reference of a random op, which must draw what the kernel draws: Python text as in
     `sizes`, with `{dtype}` for the result's dtype and `<random16>` or `<random32>` for each draw of

@@ -39,6 +39,8 @@ class Held:
     leaves: tuple[tuple[Span, str], ...] = ()
     module: str = ""
     attribute: str = ""
+    literal: str = ""
+    """The number as an op was given it, whole or not."""
 
     def has(self, file: str, span: Span) -> bool:
         """Whether a number at a place of a file is a part of it."""
@@ -111,7 +113,7 @@ class GivenNumbers:
         if not all(texts.values()):
             raise NotPlaced(missing)
         if len(texts) < len(held.leaves):  # a call passes one: a guard asks what it follows from
-            return repr(number.given)
+            return held.literal
         tree = _filled(sources.file(held.file).expressions[held.span], texts)
         if _MATH in names_in(tree) and _MATH not in sources.file(place.block.file).bound:
             raise NotPlaced(f"line {line}: `{_MATH}`, which a number is made with, is not there")
@@ -126,7 +128,8 @@ def given_numbers(sources: Sources, flow: Dataflow) -> GivenNumbers:
     numbers: dict[Argument, GivenNumber] = {}
     for node in flow.nodes:
         for place, number, where in finder.of(node, flow):
-            numbers[node.name, place], held[node.name, place] = number, where
+            numbers[node.name, place] = number
+            held[node.name, place] = replace(where, literal=repr(node.args[place]))
     return GivenNumbers(reader, held, numbers)
 
 

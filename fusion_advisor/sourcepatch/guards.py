@@ -143,7 +143,9 @@ class Guards:
         for ref, dim in held:
             shape = self.flow.annotated.tensors[ref].shape
             size, spelt = shape[dim], (dim, dim - len(shape))
-            name = names.get(ref) or self._view_of_named(ref, operands[ref], words)
+            called = self.sources.names.get(place, {}).get(edit.called.line, {})
+            same = {name: word for name, word in words.items() if called.get(name) == word}
+            name = names.get(ref) or self._view_of_named(ref, operands[ref], same)
             if not name:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
@@ -155,13 +157,14 @@ class Guards:
 
     def _view_of_named(self, ref: Ref, text: str, words: Mapping[str, str]) -> str:
         """Text of an operand that is a view of what a name holds as the edit begins, or that a
-        module holds which has one; else empty."""
+        module holds which has one; else empty. `words` are those of the names that are not bound
+        anew up to the call."""
         mentioned = [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-        base = self.flow.base(ref)
+        base, held = self.flow.base(ref), map(self.sources.value, words.values())
+        bases = {name: of and self.flow.base(of) for name, of in zip(words, held, strict=True)}
         of_module = self.flow.nodes[self.flow.position[base.node]].kind in ("parameter", "buffer")
         viewed = all(
-            self.sources.value(words.get(name)) == base
-            or (of_module and words.get(name, "").startswith(":"))
+            bases.get(name) == base or (of_module and words.get(name, "").startswith(":"))
             for name in mentioned
         )
         return text if viewed and not text.isidentifier() else ""

@@ -213,7 +213,8 @@ def widened(
     takes each size in which the graphs differ from its inputs; else the set itself."""
     if wider is None or not alike(flow, wider):
         return lambda decision: decision
-    decided = deciding(replace(wider, varied=flow.varied), rulebook)
+    wider = replace(wider, varied=flow.varied, standing=flow.standing)
+    decided = deciding(wider, rulebook)
 
     def chosen(decision: Decision) -> Decision:
         there = decided(decision.subject.launches)

@@ -6,6 +6,7 @@ calls that ran ask for the same edit. What the source cannot express is refused 
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
 from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
-from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
+from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, span_of
 from fusion_advisor.sourcepatch.editing.splice import nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
@@ -159,7 +160,7 @@ class Placement:
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
         passed = self._passed(expressed, edit)
-        guards = [self._guards.of(place, edit, passed, only_dtype=only_dtype)]
+        guards = [*edit.steering, self._guards.of(place, edit, passed, only_dtype=only_dtype)]
         unserved += [
             each.flow
             for each, sources in zip(self.resized, self.seen, strict=True)
@@ -223,10 +224,10 @@ class Placement:
         if not self.given or self.operators:
             return []
         texts = edit.taken.operands[len(expressed.inputs) :]
-        pairs = zip(expressed.numbers, texts, strict=True)
-        keys = {number.key for number, text in pairs if text != repr(number.given)}
+        given = {n.key: text for n, text in zip(expressed.numbers, texts, strict=True)}
         uses = self.given.of(self._members(expressed))
-        return [held for number, held in uses if number.key in keys]
+        literal = {number.key for number, held in uses if given[number.key] == held.literal}
+        return [held for number, held in uses if number.key not in literal]
 
     def _unserved(
         self, decision: Decision, expressed: Expressed
@@ -381,11 +382,14 @@ class Placement:
         return replace(self.flow, beyond=beyond)
 
     def _possible(self, step: int | None) -> Iterator[SourcePlace]:
-        """The places of an evaluation in which its statement has no block of its own, and the
-        expression that it is a part of computes nothing that is in no kernel."""
+        """The places of an evaluation in which its statement has no block of its own, or is an `if`
+        that computes nothing for what it asks, and the expression that it is a part of computes
+        nothing that is in no kernel."""
         for place, standing in (self.sources.standing[step] if step is not None else {}).items():
             file = self.sources.file(place.block.file)
-            if hasattr(file.statements[standing.statement], "body"):
+            statement = file.statements[standing.statement]
+            asked = span_of(statement.test) if isinstance(statement, ast.If) else standing.statement
+            if hasattr(statement, "body") and self.sources.evaluated(place, asked, within=True):
                 continue
             beside = self.sources.evaluated(place, standing.span, within=False)
             nodes = (node for each in beside for node in self.sources.made.get(each, ()))

@@ -204,6 +204,8 @@ def patch_model(
         if not (operators or request.pairs):
             seen = seen.given(given_numbers(placement.sources, seen.flow))
         flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
+        if not operators:
+            flow = replace(flow, standing=placement.sources.spans(flow.nodes))
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))

@@ -506,6 +506,199 @@ def test_a_group_in_an_operand_of_another(tmp_path: Path, wide: int, narrow: int
     assert patch.patch.refused == {}
 
 
+def test_operands_of_an_operand_are_put_first(tmp_path: Path) -> None:
+    """What an operand holds may be one result of several, made of more operands than it."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.p, self.q, self.r = (nn.Linear(1024, 1024) for _ in range(3))
+
+            def forward(self, x):
+                y = self.q(x)
+                v = F.silu(self.p(F.gelu(x) * 2)) * self.q(torch.sigmoid(y) + 1)
+                return torch.tanh(self.r(v.abs())) + 1, v
+        """,
+    )
+    assert changed(patch).count("# fusion-advisor: ") == 4
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
+def test_a_module_that_is_shared_is_known(tmp_path: Path) -> None:
+    """Torch traces a model with one through others with the same attributes."""
+    patch = made(
+        tmp_path,
+        """
+        class Squash(nn.Module):
+            def __init__(self, cap):
+                super().__init__()
+                self.cap = cap
+
+            def forward(self, x):
+                return torch.tanh(x / self.cap) * self.cap ** 2
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, act = nn.Linear(1024, 1024), Squash(3.0)
+                self.acts = nn.ModuleList([act, act])
+                self.norm = Norm(1024)
+
+            def forward(self, x):
+                for act in self.acts:
+                    x = act(self.first(x))
+                return self.norm(self.first(x))
+        """,
+    )
+    assert "x, self.cap" in changed(patch)
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
+def test_an_if_that_asks_what_python_holds_is_no_border(tmp_path: Path) -> None:
+    """Where another branch would run the statements do, which a return among them is one of."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self, scale=0.5, cap=3.0):
+                super().__init__()
+                self.a, self.scale, self.cap = nn.Linear(1024, 1024), scale, cap
+
+            def reduced(self, x, how="mean"):
+                x = torch.exp(-x)
+                if how == "sum":
+                    return x.sum(-1)
+                elif how == "mean":
+                    return x.mean(-1)
+                return x
+
+            def forward(self, x, mask=None, raw=False):
+                y = torch.tanh(self.a(x) / self.cap) * self.cap
+                if raw:
+                    return y
+                if mask is None and self.scale is not None:
+                    y = y * self.scale
+                y = torch.softmax(y, -1)
+                return self.reduced(self.a(y))
+        """,
+    )
+    text = changed(patch)
+    assert "if raw or not (mask is None and self.scale is not None)" in text
+    assert "if how == 'sum' or how != 'mean'" in text
+    assert text.count("fused_model.") == 2
+    assert "return fused_model." in text[text.index("how != 'mean'") :]
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
+def test_an_if_that_cannot_be_asked_before_is_a_border(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        def wanted(x):
+            return x.dim() == 3
+
+        class Model(nn.Module):
+            def forward(self, x):
+                y = torch.tanh(x) * 2
+                if wanted(y):
+                    y = y.exp() + 1
+                return torch.softmax(y, -1)
+        """,
+    )
+    assert patch.saved_us < 0.9 * patch.free_us
+    assert not patch.diff or "wanted(y)" in changed(patch)
+
+
+def test_views_within_a_call_are_the_kernels(tmp_path: Path) -> None:
+    """Those that a function, or torch's own, makes of what it is given have no name outside."""
+    patch = made(
+        tmp_path,
+        """
+        def modulate(x, shift, scale):
+            return x * (1 + scale[:, None]) + shift[:, None]
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.norm = nn.Linear(1024, 1024), nn.LayerNorm(1024)
+
+            def forward(self, x):
+                shift, scale = self.a(x[:, 0]), self.a(x[:, 1])
+                y = self.a(modulate(self.norm(x), shift, scale))
+                return F.cross_entropy(y.transpose(1, 2), x[:, :, 2].long())
+        """,
+    )
+    text = changed(patch)
+    assert "(x, self.norm.weight, self.norm.bias, scale, shift" in text
+    assert "_or_eager(y.transpose(1, 2), x[:, :, 2]" in text
+    assert patch.saved_us > 0.95 * patch.free_us
+
+
+def test_a_default_is_what_the_file_spells(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        IGNORED, POWER = -100, 1.5
+
+        def powered(x, power=POWER):
+            return torch.tanh(x) ** power + 1
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return F.gelu(powered(self.a(x))) * 2
+        """,
+    )
+    assert "return fused_model." in changed(patch)
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
+def test_a_number_of_an_object_that_nothing_asks_is_left(tmp_path: Path) -> None:
+    """Of an argument that is no module, or an object in an object: the old one stayed."""
+    patch = made(
+        tmp_path,
+        """
+        from types import SimpleNamespace
+
+        def scaled(x, options):
+            return torch.tanh(x) * options.by
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.options = SimpleNamespace(by=3.0, loss=SimpleNamespace(by=2.0))
+
+            def forward(self, x):
+                loss = self.options.loss
+                return scaled(x, self.options), torch.exp(x) * loss.by
+        """,
+    )
+    assert patch.patch.puts == []
+
+
+def test_a_number_of_a_default_is_as_it_was_given(tmp_path: Path) -> None:
+    """A whole one stays whole: eager may compute otherwise with another."""
+    patch = made(
+        tmp_path,
+        """
+        def rounded(x, scale, zero=0):
+            return ((torch.round(x / scale) + zero).clamp(-128, 127) - zero) * scale
+
+        class Model(nn.Module):
+            def forward(self, x):
+                scale = x.abs().amax(-1, keepdim=True)
+                return rounded(x, scale)
+        """,
+    )
+    assert "(x, 0)" in changed(patch)
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
 def test_a_group_in_an_operand_of_another_with_guards(tmp_path: Path) -> None:
     """Each asks in a function of its own; the first gives two results."""
     patch = made(
@@ -791,6 +984,34 @@ def test_calls_that_differ_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
+def test_norms_of_several_widths_are_one_line(tmp_path: Path) -> None:
+    """How wide torch's norm is follows from its weight."""
+    patch = made(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def __init__(self, width, out):
+                super().__init__()
+                self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, out)
+
+            def forward(self, x):
+                return self.up(F.gelu(self.norm(x)))
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList(map(Block, (1024, 2048, 512), (2048, 512, 1024)))
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                return x
+        """,
+    )
+    assert changed(patch).count("fused_model.") == 1
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
 def test_a_value_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
     """A result that something else reads is given by the kernel, too."""
     text = changed(

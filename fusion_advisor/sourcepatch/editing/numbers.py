@@ -9,10 +9,11 @@ that are bound there, and sizes of tensors.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fusion_advisor.codegen.eager_reference import numbers_of
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import CHANGING, Evaluation, Span
 from fusion_advisor.sourcepatch.editing.rewrite import attribute
@@ -35,7 +36,7 @@ class HeldNumber:
 
     file: str
     span: Span
-    of: Literal["module", "name", "size"]
+    of: Literal["module", "name", "size", "object"]
     value: str
     text: str
 
@@ -66,7 +67,11 @@ class HeldNumbers:
         assert isinstance(made, Evaluation)  # it made a node
         file = self.sources.file(self._trail.activations[made.activation].file)
         node = file.expressions.get(made.place) or file.statements.get(made.place)
-        yield from _Asked(self, place, line, names).within(node, made.activation)
+        launched = self.sources.made.get(step, ())
+        numbered = any(n is not None for each in launched for n in numbers_of(each))
+        for number in _Asked(self, place, line, names).within(node, made.activation):
+            if numbered or number.of != "object":
+                yield number
 
     def steering(self, activation: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
         """Yield the numbers in the conditions of a call that was made from a place."""
@@ -146,7 +151,7 @@ class _Asked:
         self,
         node: ast.expr,
         activation: int,
-        of: Literal["module", "name", "size"],
+        of: Literal["module", "name", "size", "object"],
         value: str,
         text: str | None = None,
     ) -> HeldNumber:
@@ -159,6 +164,9 @@ class _Asked:
         """An attribute of a module, or of what that holds."""
         root, parts = self._followed_path(node, activation)
         word = names.get(root, "")
+        unknown = self._number(node, activation, "object", f"value of {ast.unparse(node)}")
+        if parts and not word and self._is_local(root, activation):
+            yield unknown
         if not word.startswith(":") or not parts:
             return
         path = [part for part in word[1:].split(".") if part] + parts
@@ -169,6 +177,16 @@ class _Asked:
                 text = attribute(".".join(path), self._names) if value != CHANGING else None
                 yield self._number(node, activation, "module", value, text)
                 return
+        around = max(n for n in range(len(path) + 1) if ".".join(path[:n]) in self._trail.modules)
+        if len(path) - around > 2:  # of an object that an object of the module's holds
+            yield unknown
+
+    def _is_local(self, name: str, activation: int) -> bool:
+        """Whether a call gives or binds a name."""
+        function = self._sources.code(activation)
+        return function is not None and (
+            name in _parameters(function) or any(_binds(n, name) for n in ast.walk(function))
+        )
 
     def _followed_path(self, node: ast.expr, activation: int) -> tuple[str, list[str]]:
         """The path of an attribute; `cfg.s` is `self.cfg.s` where `cfg = self.cfg` binds it."""
@@ -250,7 +268,8 @@ class _Asked:
         given: ast.expr | bool | None = None
         if isinstance(made, ast.Call):
             bound = self._is_bound(made, function, call.caller)
-            given = _given(made, function, name, bound=bound)
+            constants = self._sources.file(call.file).constants
+            given = _given(made, function, name, constants, bound=bound)
         if given is None:
             yield unknown
         elif isinstance(given, ast.expr):
@@ -358,9 +377,11 @@ def _parameters(function: Function) -> list[str]:
     return [arg.arg for arg in every if arg is not None]
 
 
-def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast.expr | bool | None:
-    """Argument of a call for a parameter: an expression, True for its default, None where the call
-    does not tell."""
+def _given(
+    call: ast.Call, function: Function, name: str, constants: Collection[str], *, bound: bool
+) -> ast.expr | bool | None:
+    """Argument of a call for a parameter: an expression, True for its default, which reads no more
+    than `constants` of its file, None where the call does not tell."""
     if any(isinstance(arg, ast.Starred) for arg in call.args):
         return None
     if any(keyword.arg is None for keyword in call.keywords):
@@ -377,12 +398,8 @@ def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast
     positional = positional[bound:]
     if name in positional and positional.index(name) < len(call.args):
         return call.args[positional.index(name)]
-    return True if _literal(defaults.get(name)) else None
-
-
-def _literal(node: ast.expr | None) -> bool:
-    """Whether an expression reads no name."""
-    return node is not None and not names_in(node)
+    default = defaults.get(name)
+    return True if default is not None and names_in(default) <= {*constants} else None
 
 
 def _binds(node: ast.AST, name: str) -> bool:

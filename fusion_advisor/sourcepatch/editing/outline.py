@@ -181,6 +181,8 @@ class Outlines:
 
     def _function(self, file: SourceFile, edit: Edit) -> _Function:
         kernel = edit.taken.kernel
+        if edit.steering:
+            raise NotPlaced("a branch is among them")
         made = _Function(file, edit, self._imports, self._kernels, self.functions)
         made.imports["torch"] = "import torch"
         if kernel not in self.functions:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import TypeGuard
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
@@ -24,6 +25,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     Sources,
     names_in,
     span_of,
+    stored_in,
 )
 from fusion_advisor.support.errors import AdvisorError
 
@@ -128,6 +130,8 @@ class Edit:
     """Parts of replaced expressions that become operands."""
     guard: str = ""
     """Condition under which the source stays as it was: it computes something else then."""
+    steering: tuple[str, ...] = ()
+    """Conditions under which another branch would run of an `if` that is taken out."""
 
     @property
     def file(self) -> str:
@@ -146,7 +150,11 @@ class Edit:
     def takes(self, span: Span) -> bool:
         """Whether an edit removes the text at a span: replaced, and not kept as an operand."""
         replaced = any(each.holds(span) for each, _ in self.replaced)
-        return replaced and not any(each.holds(span) for each in self.kept)
+        return replaced and not self.keeps(span)
+
+    def keeps(self, span: Span) -> bool:
+        """Whether the text at a span lies in an operand."""
+        return any(each.holds(span) for each in self.kept)
 
     def takes_as_operand(self, other: Edit) -> bool:
         """Whether what another edit touches of the same text lies in operands of this one."""
@@ -196,6 +204,10 @@ class _Rewriter:
         self._file: SourceFile = sources.file(activation.file)
         self._function = self._file.function(self._place.block)
         self._at = sources.held[self._place]
+        self._block = self._file.body(self._place.block)
+        self._branches: list[ast.If] = []
+        self._body = [*self._as_it_ran(self._block)]
+        self._dropped: list[ast.If] = []
 
     # Where.
 
@@ -272,9 +284,11 @@ class _Rewriter:
             self._several(results, text, replaced, inserted)
         self._idle_names(replaced)
         self._idle_casts(replaced)
+        self._hoist(replaced, inserted)
         self._unread(rebound, replaced)
-        body = map(span_of, self._file.body(self._place.block))
+        body = [*map(span_of, self._block)]
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
+        called = next(s for s in body if s.holds(span_of(first.statement)))
         for span in held:
             if not self._file.alone(span):
                 raise NotPlaced(f"line {span.line}: its statements share a line")
@@ -284,7 +298,8 @@ class _Rewriter:
             qualname=self._file.qualname(self._function),
             replaced=tuple(sorted(replaced.items())),
             inserted=tuple(sorted(inserted.items())),
-            called=span_of(first.statement),
+            called=called,
+            steering=tuple(self._steering(body.index(held[0]))),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
             lines=(held[0].line, held[-1].end_line),
             taken=TakenOut(
@@ -316,8 +331,54 @@ class _Rewriter:
 
     def _statements(self) -> list[ast.stmt]:
         """The statements of the place that the group is made in, in their order."""
-        touched = {self._at[step].statement for step in self._gone if step in self._at}
-        return [s for s in self._file.body(self._place.block) if span_of(s) in touched]
+        touched = [self._at[step].span for step in self._gone if step in self._at]
+        return [s for s in self._body if any(span_of(s).holds(span) for span in touched)]
+
+    def _as_it_ran(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """Yield the statements of a block, with those of the branch that ran in place of an `if`
+        that has a part of the group, where nothing is computed for what it asks."""
+        for statement in body:
+            branch = self._branch(statement)
+            if isinstance(statement, ast.If) and branch:
+                self._branches.append(statement)
+                yield from self._as_it_ran(branch)
+            else:
+                yield statement
+
+    def _branch(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The branch of an `if` that has a part of the group; none where its question computes."""
+        if not isinstance(statement, ast.If) or self._evaluated(statement.test):
+            return []
+        steps = [self._at[step].span for step in self._gone if step in self._at]
+        for branch in (statement.body, statement.orelse):
+            if any(span_of(each).holds(span) for each in branch for span in steps):
+                return branch
+        return []
+
+    def _hoist(self, replaced: dict[Span, str], inserted: Mapping[Span, str]) -> None:
+        """What is left of the branches, of which each goes whole, in place of their `if`."""
+        for statement in self._branches[::-1]:
+            branch = self._branch(statement)
+            left = [*filter(None, (_left(each, replaced) for each in branch))]
+            if len(left) > 1 or any(span_of(each) in inserted for each in branch):
+                raise NotPlaced(f"line {statement.lineno}: a part of it is in a block of its own")
+            replaced[span_of(statement)] = left[0] if left else ""
+
+    def _steering(self, start: int) -> Iterator[str]:
+        """Yield the conditions, at a statement of the block, under which another branch runs of
+        what is taken out, in their order: one may be asked only where those before let it."""
+        first = self._names(self._block[start])
+        for statement in sorted((*self._branches, *self._dropped), key=lambda each: each.lineno):
+            names, read = self._names(statement), names_in(statement.test)
+            before = [s for s in self._block[start:] if s.lineno < statement.lineno]
+            bound = {n for s in before for n in stored_in(s)}
+            same = all(first.get(name) == names.get(name) for name in read)
+            told = same and not any(name in bound for name in read - first.keys())
+            ran = statement in self._branches and self._branch(statement) is statement.body
+            text = ast.unparse(_negated(statement.test) if ran else statement.test)
+            if not (told and _is_plain(statement.test)) or " or " in text:
+                raise NotPlaced(f"line {statement.lineno}: what it asks cannot be asked before")
+            yield text
 
     def _tops(self, statement: ast.stmt) -> list[_Top]:
         """The outermost expressions of a statement that belong to the group."""
@@ -506,8 +567,7 @@ class _Rewriter:
 
     def _untouched(self, name: str, start: ast.stmt, end: ast.stmt) -> bool:
         """Whether nothing between two statements, the later included, reads or binds a name."""
-        body = self._file.body(self._place.block)
-        between = body[body.index(start) : body.index(end)]
+        between = self._body[self._body.index(start) : self._body.index(end)]
         loads = {n for s in between for n in names_in(s)}
         return name not in loads and name not in names_in(getattr(end, "value", end))
 
@@ -594,11 +654,12 @@ class _Rewriter:
 
     def _names(self, statement: ast.stmt) -> dict[str, str]:
         """The words of the names as a statement begins, in the source as it is."""
-        return self._sources.names.get(self._place, {}).get(statement.lineno, {})
+        place = replace(self._place, block=self._file.block_of(statement))
+        return self._sources.names.get(place, {}).get(statement.lineno, {})
 
     def _bindings(self, until: ast.stmt, replaced: dict[Span, str]) -> dict[str, str]:
         """The same once the source is edited."""
-        body = self._file.body(self._place.block)
+        body = self._body
         start = next(i for i, s in enumerate(body) if s is until or span_of(s) in replaced)
         names = dict(self._names(body[start]))
         for statement, following in zip(body[start:], body[start + 1 :], strict=False):
@@ -630,22 +691,40 @@ class _Rewriter:
 
     def _read_after(self, name: str, statement: ast.stmt, replaced: dict[Span, str]) -> int | None:
         """The line of the first read of a name behind a statement that stays in the source."""
-        body = self._file.body(self._place.block)
-        index = next(i for i, s in enumerate(body) if s is statement)
-        for later in body[index + 1 :]:
+        index = next(i for i, s in enumerate(self._body) if s is statement)
+        for later in self._body[index + 1 :]:
             for node in self._surviving(later, replaced):
                 if node.id == name and isinstance(node.ctx, ast.Load):
+                    if self._never(later, node) and self._ends_behind(later, replaced):
+                        self._dropped.append(later)
+                        replaced[span_of(later)] = ""
+                        break
                     return node.lineno
+            if isinstance(later, ast.Return):
+                return None
             bound = _targets(later)
             if bound and name in bound and replaced.get(span_of(later), "=") != "":
                 return None
-        end = span_of(body[-1])
+        end = span_of(self._block[-1])
         for node in self._surviving(self._function, replaced):
             outside = (node.lineno, node.col_offset) > (end.end_line, end.end_column)
             looped = bool(self._place.turns) and node.lineno < statement.lineno
             if node.id == name and isinstance(node.ctx, ast.Load) and (outside or looped):
                 return node.lineno
         return None
+
+    def _never(self, statement: ast.stmt, node: ast.AST) -> TypeGuard[ast.If]:
+        """Whether a statement is an `if` without another branch that did not run."""
+        if not isinstance(statement, ast.If) or statement.orelse:
+            return False
+        asked = any(each is node for each in ast.walk(statement.test))
+        place = replace(self._place, block=self._file.block_of(statement.body[0]))
+        ran = statement.body[0].lineno in self._sources.names.get(place, {})
+        return not (asked or ran or self._evaluated(statement.test))
+
+    def _ends_behind(self, statement: ast.stmt, replaced: Collection[Span]) -> bool:
+        """Whether an edit changes something behind a statement."""
+        return any(span.line > statement.lineno for span in replaced)
 
     def _surviving(self, root: ast.AST, replaced: dict[Span, str]) -> Iterator[ast.Name]:
         """The names in what an edit leaves as it is."""
@@ -662,7 +741,7 @@ class _Rewriter:
             n.id for n in self._surviving(self._function, replaced) if isinstance(n.ctx, ast.Load)
         }
         kept = set(re.findall(r"\w+", " ".join(replaced.values())))
-        for statement in self._file.body(self._place.block):
+        for statement in self._body:
             targets = _unpacked(statement)
             if not targets or span_of(statement) in replaced or self._evaluated(statement):
                 continue
@@ -681,7 +760,7 @@ class _Rewriter:
     def _idle_casts(self, replaced: dict[Span, str]) -> None:
         """Take out `h = x.float()` and its like between the parts of the group, where it is what x
         is and only what is gone reads it."""
-        body = self._file.body(self._place.block)
+        body = self._body
         touched = [n for n, s in enumerate(body) if any(span_of(s).holds(r) for r in replaced)]
         kept = set(re.findall(r"\w+", " ".join(replaced.values())))
         for statement in body[touched[0] : touched[-1]]:
@@ -703,6 +782,55 @@ class _Rewriter:
         """In one line: as it is written, if that is one."""
         text = self._file.source(node)
         return ast.unparse(node) if "\n" in text else text
+
+
+def _left(statement: ast.stmt, replaced: Mapping[Span, str]) -> str:
+    """What an edit leaves of a statement."""
+    value = getattr(statement, "value", None)
+    text = replaced.get(span_of(statement))
+    if text is not None or isinstance(statement, ast.Pass):
+        return text or ""
+    given = replaced.get(span_of(value)) if isinstance(value, ast.expr) else None
+    if given is None or not isinstance(statement, (ast.Assign, ast.Return)):
+        raise NotPlaced(f"line {statement.lineno}: it stays in a branch beside parts of it")
+    targets = [ast.unparse(each) for each in getattr(statement, "targets", ())]
+    return " = ".join([*targets, given]) if targets else f"return {given}"
+
+
+_OTHERWISE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    one: other
+    for pair in (
+        (ast.Is, ast.IsNot), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn),
+    )
+    for one, other in (pair, pair[::-1])
+}  # fmt: skip
+"""Comparisons of which one holds where the other does not; of an order and a NaN neither does."""
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    """The condition that holds where another does not."""
+    match test:
+        case ast.Compare(left, [sign], right) if type(sign) in _OTHERWISE:
+            return ast.Compare(left, [_OTHERWISE[type(sign)]()], right)
+        case ast.UnaryOp(ast.Not(), of):
+            return of
+        case _:
+            return ast.UnaryOp(ast.Not(), test)
+
+
+def _is_plain(test: ast.expr) -> bool:
+    """Whether a condition may be asked earlier: it reads names, attributes and sizes."""
+    for node in ast.walk(test):
+        match node:
+            case ast.Call(ast.Name("isinstance" | "len" | "callable" | "hasattr")):
+                pass
+            case ast.Call(ast.Attribute(attr="dim" | "size" | "numel" | "is_floating_point")):
+                pass
+            case ast.Call() | ast.NamedExpr() | ast.Lambda() | ast.Await():
+                return False
+            case _:
+                pass
+    return True
 
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)

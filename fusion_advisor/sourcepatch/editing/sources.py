@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -178,6 +178,20 @@ class SourceFile:
         return found
 
     @cached_property
+    def constants(self) -> set[str]:
+        """Names that the file binds once, outside of functions and classes, to what it spells."""
+        nodes = [*ast.walk(self.tree)]
+        anew = {name for each in nodes if isinstance(each, ast.Global) for name in each.names}
+        stored = [name for each in self.tree.body for name in stored_in(each)]
+        return {
+            target.id
+            for each in self.tree.body
+            for target, value in _assigned(each)
+            if isinstance(target, ast.Name) and value is not None and not names_in(value)
+            if stored.count(target.id) == 1 and target.id not in anew
+        }
+
+    @cached_property
     def may_import_torch(self) -> bool:
         """Whether nothing in the file is called torch, so that an import may be."""
         for node in ast.walk(self.tree):
@@ -339,6 +353,16 @@ class Sources:
         while at is not None and at not in self._modules:
             at = self.trail.activations[at].caller
         return self._modules[at] if at is not None else ""
+
+    def spans(self, nodes: Iterable[Node]) -> list[dict[SourcePlace, Span]]:
+        """The expressions that nodes are made in, by the places that these stand in, the outermost
+        first."""
+        return [
+            {place: at.span for place, at in self.standing[node.step].items()}
+            if node.step is not None
+            else {}
+            for node in nodes
+        ]
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         """A tensor's sizes; none where nothing is there."""

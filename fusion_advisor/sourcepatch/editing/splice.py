@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from itertools import groupby
 
 import libcst as cst
@@ -12,7 +13,7 @@ from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit
-from fusion_advisor.sourcepatch.editing.sources import SourceFile
+from fusion_advisor.sourcepatch.editing.sources import SourceFile, span_of
 
 
 def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str]) -> str:
@@ -30,7 +31,15 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str])
         replaced |= dict(edit.replaced)
         inserted |= dict(edit.inserted)
         comments.setdefault(edit.called, []).append(comment)
+    branches = {
+        (each.lineno, each.col_offset): span_of(each)
+        for each in ast.walk(ast.parse(text))
+        if isinstance(each, ast.If)
+    }
     places = {node: spans.of(place) for node, place in positions.items()}
+    for node, place in places.items():
+        if isinstance(node, cst.If):  # libcst ends it elsewhere
+            places[node] = branches[place.line, place.column]
     edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, guards))
     for statement in imports:
         edited = _importing(edited, statement)
@@ -63,13 +72,14 @@ def nested(file: SourceFile, edits: Iterable[tuple[Edit, str]]) -> Iterator[tupl
     """Yield the edits of a file with their comments, the inner ones first: the operands of an edit
     as others leave them."""
     pairs, texts = [*edits], dict[Span, str]()
-    everything = {span for edit, _ in pairs for span, _ in edit.replaced}
-
-    def inner(edit: Edit) -> list[Span]:
-        return [span for span in everything if any(leaf.holds(span) for leaf in edit.kept)]
-
-    for edit, comment in sorted(pairs, key=lambda pair: len(inner(pair[0]))):
-        spelled = {ast.dump(file.expressions[span]): texts[span] for span in inner(edit)}
+    inner = [
+        {(m, s) for m, (other, _) in enumerate(pairs) for s, _ in other.replaced if edit.keeps(s)}
+        for edit, _ in pairs
+    ]
+    order = TopologicalSorter({n: {m for m, _ in spans} for n, spans in enumerate(inner)})
+    for number in order.static_order():
+        edit, comment = pairs[number]
+        spelled = {ast.dump(file.expressions[span]): texts[span] for _, span in inner[number]}
         if spelled:
             edit = replace(
                 edit,
@@ -194,7 +204,8 @@ class _Editor(cst.CSTTransformer):
     ) -> list[cst.BaseStatement]:
         """Statements in place of a statement; none where it is removed."""
         span = self._places[before]
-        text = self._replaced.get(span) if isinstance(before, cst.SimpleStatementLine) else None
+        simple = isinstance(before, (cst.SimpleStatementLine, cst.If))
+        text = self._replaced.get(span) if simple else None
         if text == "":
             return []
         made: list[cst.BaseStatement] = [after]
@@ -206,7 +217,7 @@ class _Editor(cst.CSTTransformer):
             call = cst.parse_statement(self._inserted[span])
             made = [_with_lines(call, _leading(after)), _with_lines(made[0], [])]
         called = [s for s in self._comments if span.holds(s)]
-        if called and isinstance(before, cst.SimpleStatementLine):
+        if called and isinstance(made[0], cst.SimpleStatementLine):
             notes = [
                 cst.EmptyLine(comment=cst.Comment(f"# {line}"))
                 for s in sorted(called)
