@@ -14,7 +14,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.shipped.files import HOST
 
 _COPY = "torch.ops.aten.clone.default"
-_ASKING = ("ranked", "held_to", "serves", "empty_strided")
+_ASKING = ("ranked", "held_to", "takes", "empty")
 """Calls of a launcher that read its tensors, ask of them, or make results."""
 
 
@@ -46,8 +46,8 @@ def _asking(function: ast.FunctionDef, scratch: set[str]) -> Iterator[ast.stmt]:
     """Yield the statements of a launcher that say what it serves; what its kernels leave for each
     other is in `scratch`."""
     for statement in function.body:
-        if isinstance(statement, ast.Return):
-            yield statement
+        if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+            yield ast.Return(statement.value.elts[0])  # the results; launches follow
         called = {n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)}
         stored = {
             n.id

@@ -74,7 +74,7 @@ def fitted(
         return [f"{line[:end]}(", *value, f"{margin})"]
     inside = line[opening + 1 : closing]
     inner = _widest_brackets(inside) if parts == "filled" else (0, 0)
-    if inner[1] == len(inside) - 1 and len(_at_commas(inside)) == 1:  # `[f(` and `)]`
+    if 0 < inner[1] == len(inside) - 1 and len(_at_commas(inside)) == 1:  # `[f(` and `)]`
         opening, closing = opening + 1 + inner[0], opening + 1 + inner[1]
     inside, rest = line[opening + 1 : closing], line[closing:]
     broken = _broken(inside, f"{margin}    ", width, parts)

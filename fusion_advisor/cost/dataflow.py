@@ -61,8 +61,8 @@ class Dataflow:
     varied: Sequence[Variation] = ()
     """Differences of the model as it ran at other sizes."""
     standing: Sequence[Mapping[object, object]] = ()
-    """Of each node the expressions of the source that it is made in, by the blocks that these stand
-    in, the outermost first; () where no source is read."""
+    """Expressions of the source that each node is made in, by the blocks that these stand in, the
+    outermost first; () where no source is read."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:

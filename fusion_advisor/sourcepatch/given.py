@@ -129,7 +129,8 @@ def given_numbers(sources: Sources, flow: Dataflow) -> GivenNumbers:
     for node in flow.nodes:
         for place, number, where in finder.of(node, flow):
             numbers[node.name, place] = number
-            held[node.name, place] = replace(where, literal=repr(node.args[place]))
+            literal = repr(written_out(node).args[place])
+            held[node.name, place] = replace(where, literal=literal)
     return GivenNumbers(reader, held, numbers)
 
 

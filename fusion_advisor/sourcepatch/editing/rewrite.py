@@ -356,7 +356,7 @@ class _Rewriter:
         return []
 
     def _hoist(self, replaced: dict[Span, str], inserted: Mapping[Span, str]) -> None:
-        """What is left of the branches, of which each goes whole, in place of their `if`."""
+        """Put what is left of each branch in place of its `if`."""
         for statement in self._branches[::-1]:
             branch = self._branch(statement)
             left = [*filter(None, (_left(each, replaced) for each in branch))]
@@ -785,7 +785,7 @@ class _Rewriter:
 
 
 def _left(statement: ast.stmt, replaced: Mapping[Span, str]) -> str:
-    """What an edit leaves of a statement."""
+    """Text that an edit leaves of a statement."""
     value = getattr(statement, "value", None)
     text = replaced.get(span_of(statement))
     if text is not None or isinstance(statement, ast.Pass):
