@@ -135,6 +135,7 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
         *(_takes(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
         *(_takes_unread(file, name, given) for name, given in file.unread.items()),
     ]
+    checks += [f'holds("{name}", {name}, {d}, {count})' for name, d, count in file.reaches]
     lines = [*dict.fromkeys(checks), f"some({extent(file, sorted(file.plan.region.space))})"]
     for kernel in file.kernels:
         if kernel.step.parts:

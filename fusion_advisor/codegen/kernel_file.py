@@ -192,9 +192,47 @@ class KernelFile:
         return frozenset() if self.random else only_indexed(self.region)
 
     @property
+    def reaches(self) -> list[tuple[str, int, str]]:
+        """Dimensions of inputs that are indexed by places along other axes (`table[arange(n)]`), by
+        the input's name, with how many places are read as the launcher writes it: where there are
+        fewer, eager raises. None where both are numbers."""
+        region, found = self.region, dict[tuple[str, int, str], None]()
+        for expr in (region.exprs[number] for number in region.all("load")):
+            if expr.guarded:  # read where the place is there
+                continue
+            name = self.input_names[expr.input]
+            for d, (index, dim) in enumerate(
+                zip(expr.indices, region.input_dims[expr.input], strict=True)
+            ):
+                axes, behind = _places(region, index)
+                if axes and axes != dim and all(axis in self.sizes for axis in axes):
+                    texts = [product([self.sizes[axis] for axis in axes]), str(behind)]
+                    count = " + ".join(texts[: 1 + bool(behind)])
+                    free = (region.input_names[expr.input], d) in self.indexed
+                    if free or not texts[0].isdigit():
+                        found[name, d, count] = None
+        return [*found]
+
+    @property
     def stores(self) -> list[tuple[str, Access]]:
         """Every tensor that a kernel writes, by its name, in the order of the launches."""
         return [(k.named(access), access) for k in self.kernels for access in k.step.stores]
+
+
+def _places(region: Region, number: int) -> tuple[AxisList, int]:
+    """Axes along which an index counts places, with the number that it begins at; no axes where it
+    is made otherwise."""
+    expr = region.exprs[number]
+    match expr.op, [region.exprs[arg] for arg in expr.args]:
+        case "place", _:
+            return expr.axes, 0
+        case "cast", _:
+            return _places(region, expr.args[0])
+        case "add", [_, const] if const.op == "const" and const.literal.isdigit():
+            axes, behind = _places(region, expr.args[0])
+            return axes, behind + int(const.literal)
+        case _:
+            return (), 0
 
 
 def fixed_axes(plan: Plan) -> frozenset[int]:

@@ -26,6 +26,7 @@ import torch
 import triton
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -72,7 +73,8 @@ def launcher(reference, results):
 
         @functools.wraps(made)
         def run(*given):
-            layout, plan = plan_of(run, *given[:count], numbers=given[count:])
+            tensors = given[:count]
+            layout, plan = plan_of(run, *tensors, numbers=given[count:])
             if plan is not None:
                 return do_again(plan, *given)
             try:
@@ -83,7 +85,7 @@ def launcher(reference, results):
                 if isinstance(unserved, Empty):
                     return reference(*given)
                 return fall_back(unserved, run, reference, *given)
-            remember(layout, given[:count], found, *done)
+            remember(layout, tensors, found, *done)
             return found[0] if results == 1 else found
 
         return registered(results)(run)
@@ -294,9 +296,12 @@ BEHIND = 2**20
 
 def beyond_int32(tensors, *counted, behind=BEHIND):
     """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to.
-    Raises Unlaunched where nothing will be launched: sizes may be symbolic."""
+    Raises Unserved for tensors of several devices, and Unlaunched where nothing will be launched:
+    sizes may be symbolic."""
     if here.idle:
         raise Unlaunched(*tensors)
+    if len(devices := {tensor.device for tensor in tensors}) > 1:
+        raise Unserved(f"its tensors lie on {' and '.join(sorted(map(str, devices)))}")
     most = [*counted]
     for tensor in tensors:
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -346,6 +351,7 @@ def serves(name, tensor, dtype, shape, stride):
         and tensor.shape == shape
         and tensor.stride() == stride
         and not (tensor.requires_grad and torch.is_grad_enabled())
+        and forward_ad._current_level < 0
     ):
         return None
     if not (tensor.is_cuda or interpreted()):
@@ -354,6 +360,8 @@ def serves(name, tensor, dtype, shape, stride):
         return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
+    if forward_ad._current_level >= 0:
+        return f"{name} may have a tangent: forward-mode gradients are on"
     if tensor.dtype != dtype:
         return f"{name} has dtype {tensor.dtype}, not {dtype}"
     if tuple(tensor.shape) != tuple(shape):
@@ -369,6 +377,12 @@ def takes(name, tensor, dtype, shape, stride):
     problem = serves(name, tensor, dtype, shape, stride)
     if problem:
         raise Unserved(problem)
+
+
+def holds(name, tensor, dim, count):
+    """Raise Unserved where a dimension has fewer places than are read along it: eager raises."""
+    if tensor.shape[dim] < count:
+        raise Unserved(f"{name} has {tensor.shape[dim]} in dimension {dim}, and {count} are read")
 
 
 def some(count):
@@ -391,7 +405,7 @@ def fall_back(problem, launcher, reference, *given):
         warnings.warn(f"{name}: {problem}; running eager instead", stacklevel=3)
     fallbacks[place] = fallbacks.get(place, 0) + 1
     device = given[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return reference(*given)
     with torch.autocast(device, enabled=False):  # the casts are made already
         return reference(*given)
@@ -506,7 +520,7 @@ def plan_of(launcher, *tensors, numbers=()):
     ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
     for pointer in pointers:
         ends |= pointer
-    graded = torch.is_grad_enabled() and True in layout[5::5]
+    graded = (torch.is_grad_enabled() and True in layout[5::5]) or forward_ad._current_level >= 0
     if ends % 16 or graded or layout[4] != torch.cuda.current_device():
         return None, None
     return layout, (pointers, plan)

@@ -674,9 +674,10 @@ def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:
         return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
     kernels = wording.in_place_of(launches, launches - finding.launches_saved)
     backward = ", with its backward" if kernel.gradients else ""
+    less, us = wording.size(saved), wording.time(finding.saved_us)
     return (
-        f"fusion-advisor: {finding.pattern}, {kernels}{backward}: "
-        f"{wording.size(saved)} less through HBM, {wording.time(finding.saved_us)} predicted"
+        f"fusion-advisor: {finding.pattern}, {kernels}{backward}: {less} less through HBM, "
+        f"{us} saved a call (predicted)"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from torch.autograd import forward_ad
 
 from fusion_advisor.shipped.load import load_module
 
@@ -130,6 +131,14 @@ def test_a_gradient_is_asked_of(file: Any) -> None:
     one, two = halves()
     with torch.enable_grad(), pytest.raises(RuntimeError, match="requires a gradient"):
         file.swiglu(one.requires_grad_(), two)
+
+
+def test_a_tangent_is_asked_of(file: Any) -> None:
+    """Kernels take pointers, and would leave the tangents of forward mode behind."""
+    for _ in range(3):
+        file.swiglu(*halves())
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="may have a tangent"):
+        file.swiglu(*halves())
 
 
 def test_one_tensor_given_twice_says_nothing_of_two(file: Any) -> None:

@@ -173,6 +173,24 @@ def test_a_call_of_another_layout_has_no_plan(
     assert fused_runtime.plan_of(planned, other())[1] is None
 
 
+def test_tensors_of_two_devices_are_not_launched_on() -> None:
+    given = torch.zeros(4), torch.zeros(4, device="meta")
+    with pytest.raises(fused_runtime.Unserved, match="its tensors lie on cpu and meta"):
+        fused_runtime.beyond_int32(given)
+
+
+def test_a_table_that_is_too_short_is_not_read() -> None:
+    fused_runtime.holds("table", torch.zeros(8, 4), 0, 8)
+    with pytest.raises(fused_runtime.Unserved, match="table has 8 in dimension 0, and 9 are read"):
+        fused_runtime.holds("table", torch.zeros(8, 4), 0, 9)
+
+
+def test_a_fallback_runs_on_a_device_that_has_no_autocast() -> None:
+    x = torch.zeros(4, device="meta")
+    with pytest.warns(UserWarning, match="running eager instead"):
+        assert fused_runtime.fall_back("it is on meta", torch.sin, torch.cos, x).is_meta
+
+
 def test_another_kernel_has_no_plan(planned: Launches) -> None:
     assert fused_runtime.plan_of(Launches(), torch.zeros(4, 8))[1] is None
 

@@ -599,3 +599,28 @@ def test_inputs_at_other_sizes_take_no_memory(tmp_path: Path) -> None:
     at = Scenario(sizes=Sizes(((0, 0, 1 << 25),)))
     graph = captured(str(tmp_path / "model.py"), at)
     assert next(n for n in graph.nodes if n.kind == "input").out.shape == (1 << 25, 1 << 22)
+
+
+def test_a_table_has_to_have_the_places_that_are_read(tmp_path: Path) -> None:
+    """Eager raises for a position beyond the table, and a kernel would read what lies behind."""
+    text = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.place = nn.Embedding(97, 64), nn.Embedding(32, 64)
+
+    def forward(self, tokens):
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) * 8.0 + self.place(places)
+
+
+def get_inputs():
+    return [torch.randint(97, (64, 24))]
+"""
+    patch = made(tmp_path, text)
+    kernel = next(text for text in patch.patch.after.values() if "def reference" in text)
+    assert "place_weight, 0, n2)" in kernel.partition("host.holds(")[2], kernel
