@@ -136,7 +136,7 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
         *(_takes_unread(file, name, given) for name, given in file.unread.items()),
     ]
     checks += [f'holds("{name}", {name}, {d}, {count})' for name, d, count in file.reaches]
-    lines = [*dict.fromkeys(checks), f"some({extent(file, sorted(file.plan.region.space))})"]
+    lines = [*dict.fromkeys(checks), f"not_empty({extent(file, sorted(file.plan.region.space))})"]
     for kernel in file.kernels:
         if kernel.step.parts:
             lines.append(_count_parts(file, kernel.step))

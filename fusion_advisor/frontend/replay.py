@@ -154,7 +154,8 @@ def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) 
     }
     if any(ref not in values for ref in iter_refs(node.args)):
         raise KernelFault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
-    result = built.call_function(found, tuple(map(argument, node.args)), named)
+    given = tuple(map(argument, node.args))
+    result = built.create_node("call_function", found, given, named, name=node.name)
     returns = found._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         values[Ref(node.name)] = result

@@ -385,7 +385,7 @@ def holds(name, tensor, dim, count):
         raise Unserved(f"{name} has {tensor.shape[dim]} in dimension {dim}, and {count} are read")
 
 
-def some(count):
+def not_empty(count):
     """Raise Empty where there are no elements."""
     if not count:
         raise Empty("a tensor has no elements")

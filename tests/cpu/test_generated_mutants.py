@@ -16,7 +16,7 @@ from zlib import crc32
 
 import pytest
 
-from fusion_advisor.codegen.spelling import fitted
+from fusion_advisor.codegen.emit import in_lines
 from fusion_advisor.codegen.triton import Triton
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.support.worker import Worker
@@ -201,10 +201,8 @@ def test_every_mutant_of_a_launch_is_found(name: str) -> None:
 def printed(name: str, number: int, mutant: Mutant) -> Kernel:
     """A kernel whose file has a mutant's function in the place of its own."""
     made = programs(name)
-    old, new = (
-        "\n".join(part for line in Triton().function(f).splitlines() for part in fitted(line))
-        for f in (made.file.functions[number], mutant.function)
-    )
+    functions = made.file.functions[number], mutant.function
+    old, new = (in_lines(Triton().function(f)) for f in functions)
     assert old in made.kernel.text
     return replace(made.kernel, text=made.kernel.text.replace(old, new))
 

@@ -14,7 +14,7 @@ import torch
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.frontend.replay import NODE, ReplayedKernel, replayed
+from fusion_advisor.frontend.replay import ReplayedKernel, replayed
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph
@@ -131,10 +131,8 @@ def job_of(flow: Dataflow, replaced: list[Replacement], way: Way = KERNEL) -> Mo
 def run(graph: Graph, launchers: tuple[ReplayedKernel, ...], inputs: Any) -> tuple[set[str], Any]:
     """What is called, by the names of the records, and what comes of it."""
     module, _ = replayed(graph, launchers, "cpu", inputs)
-    called = {
-        node.meta[NODE] for node in module.graph.nodes if NODE in node.meta and node.target
-        not in [launcher.call for launcher in launchers]
-    }  # fmt: skip
+    made = {node.name for node in module.graph.nodes if node.op == "call_function"}
+    called = made & {node.name for node in graph.nodes}
     return called, module(*(tensor.clone() for tensor in inputs))
 
 

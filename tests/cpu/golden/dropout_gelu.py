@@ -56,7 +56,7 @@ def dropout_gelu(args_0, seed=None, offset=None):
     host.takes("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
     host.takes("seed", seed, torch.int64, (), ())
     host.takes("offset", offset, torch.int64, (), ())
-    host.some(n0 * n1)
+    host.not_empty(n0 * n1)
     dropout_gelu_out = host.empty((n0, n1), (n1, 1), torch.bfloat16, args_0)
     far = host.beyond_int32((dropout_gelu_out, args_0, seed, offset))
     steps = [host.launch(

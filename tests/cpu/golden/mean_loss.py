@@ -91,7 +91,7 @@ def mean_loss(args_0, args_1):
     host.takes("args_1", args_1, torch.int64, (n1,), (1,))
     host.takes("args_0", args_0, torch.float32, (n1, 20), (args_0_strides[0], 1))
     host.takes("args_0", args_0, torch.float32, (n1, 20), (20, 1))
-    host.some(n1 * 20)
+    host.not_empty(n1 * 20)
     parts = torch.sym_min(host.cdiv(n1, 32), PROGRAMS)
     nll_loss_parts = host.empty((parts,), (1,), torch.float32, args_0)
     nll_loss_parts_1 = host.empty((parts,), (1,), torch.float32, args_0)

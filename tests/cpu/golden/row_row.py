@@ -64,7 +64,7 @@ def reference(args_0):
 def row_row(args_0):
     n0, n1 = host.ranked(args_0.shape, 2)
     host.takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-    host.some(n0 * n1)
+    host.not_empty(n0 * n1)
     amax_values = host.empty((n0,), (1,), torch.float32, args_0)
     amin_out = host.empty((), (), torch.float32, args_0)
     far = host.beyond_int32((amin_out, args_0, amax_values))

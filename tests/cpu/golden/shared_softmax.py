@@ -67,7 +67,7 @@ def reference(args_0):
 def shared_softmax(args_0):
     n0, n1 = host.ranked(args_0.shape, 2)
     host.takes("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
-    host.some(n0 * n1)
+    host.not_empty(n0 * n1)
     parts = host.cdiv(n1, 64)
     softmax_out = host.empty((n0, n1), (n1, 1), torch.bfloat16, args_0)
     far = host.beyond_int32((softmax_out, args_0))

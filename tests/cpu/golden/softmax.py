@@ -50,7 +50,7 @@ def reference(args_0):
 def softmax(args_0):
     n0, n1 = host.ranked(args_0.shape, 2)
     host.takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-    host.some(n0 * n1)
+    host.not_empty(n0 * n1)
     softmax_out = host.empty((n0, n1), (n1, 1), torch.float32, args_0)
     far = host.beyond_int32((softmax_out, args_0))
     steps = [host.launch(

@@ -58,7 +58,7 @@ def reference(args_0):
 def split(args_0):
     n0, n1 = host.ranked(args_0.shape, 2)
     host.takes("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-    host.some(n0 * n1)
+    host.not_empty(n0 * n1)
     parts = host.cdiv(n1, 4096)
     sum_1_parts = host.empty((n0, parts), (parts, 1), torch.float32, args_0)
     sum_out = host.empty((n0,), (1,), torch.float32, args_0)

@@ -52,7 +52,7 @@ def tiled(args_0, args_1):
     args_1_strides = host.ranked(args_1.stride(), 2)
     host.takes("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
     host.takes("args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1]))
-    host.some(n0 * n1 * n2)
+    host.not_empty(n0 * n1 * n2)
     mul_out = host.empty((n0, n1, n2), (n1 * n2, n2, 1), torch.float32, args_0)
     far = host.beyond_int32((mul_out, args_0, args_1))
     steps = [host.launch(
