@@ -192,7 +192,7 @@ def _ways(
 
     torch.compiler.reset()
     original, initial, drawn = evaluation.load_original_model_and_inputs(given, {})
-    new, _file = evaluation.load_custom_model_with_tempfile(custom, entry_point="ModelNew")
+    new, _ = evaluation.load_custom_model_with_tempfile(custom, entry_point="ModelNew")
     device = torch.device("cuda:0")
 
     def on_device(values: Sequence[Any]) -> list[Any]:

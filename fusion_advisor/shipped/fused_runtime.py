@@ -68,11 +68,14 @@ def launcher(reference, results):
     the reference; without one, Unserved is raised."""
 
     def register(made):
-        taken = inspect.signature(made).parameters.values()
+        signature = inspect.signature(made)
+        taken = signature.parameters.values()
         count = sum(each.annotation is each.empty for each in taken)  # numbers stand behind
 
         @functools.wraps(made)
-        def run(*given):
+        def run(*given, **named):
+            if named:
+                given = signature.bind(*given, **named).args
             tensors = given[:count]
             layout, plan = plan_of(run, *tensors, numbers=given[count:])
             if plan is not None:
@@ -99,14 +102,15 @@ def registered(results):
     defined once, wherever it lies."""
 
     def register(launcher):
-        lines, _ = inspect.findsource(inspect.unwrap(launcher).__code__)
+        function = inspect.unwrap(launcher)
+        lines, _ = inspect.findsource(function.__code__)
         calls = re.findall(r"\bhost\.(\w+)\(", "".join(lines)) if IMPORT in lines else ()
         if lacking := sorted({*calls} - globals().keys()):
             raise ImportError(
                 f"{__file__} has no {', '.join(lacking)}, which {launcher.__module__} calls: have "
                 "it written for all kernels of its folder (fusion-advisor patch MODEL --update)"
             )
-        name = operator_name(inspect.unwrap(launcher))
+        name = operator_name(function)
         if not hasattr(torch.ops.fusion_advisor, name):
             define(name, launcher, results)
         launcher.operator = getattr(torch.ops.fusion_advisor, name).default
@@ -580,12 +584,17 @@ def allocation(tensor, others):
 def seeded(run):
     """Decorator of a launcher whose last two tensors are seed and offset: either may be missing, or
     a number."""
-    count = len(inspect.signature(run).parameters)
+    signature = inspect.signature(run)
+    count = len(signature.parameters)
 
     @functools.wraps(run)
-    def drawn(*given):
+    def drawn(*given, **named):
+        if named:
+            bound = signature.bind(*given, **named)
+            bound.apply_defaults()
+            given = bound.args
         *tensors, seed, offset = (*given, None, None)[:count]
-        return run(*tensors, *random_state(seed, offset, given[0].device))
+        return run(*tensors, *random_state(seed, offset, tensors[0].device))
 
     return drawn
 

@@ -147,6 +147,7 @@ def drawn() -> Facts:
         return {
             "anew": not torch.equal(call(x), call(x)),
             "same": torch.equal(call(x, 3, 4), dropout(x, 3, 4)),
+            "named": torch.equal(dropout(x, offset=4, seed=3), dropout(x, 3, 4)),
         }
 
 

@@ -3,6 +3,7 @@ instead of launched, for they would be on a GPU."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -131,6 +132,16 @@ def test_a_gradient_is_asked_of(file: Any) -> None:
     one, two = halves()
     with torch.enable_grad(), pytest.raises(RuntimeError, match="requires a gradient"):
         file.swiglu(one.requires_grad_(), two)
+
+
+def test_tensors_may_be_given_by_name(file: Any) -> None:
+    one, two = halves()
+    names = inspect.signature(file.swiglu).parameters
+    for _ in range(3):
+        made = file.swiglu(**dict(zip(names, (one, two), strict=True)))
+    assert file.calls[-1][1][:3] == tuple(each.data_ptr() for each in (one, two, made))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'none_of_these'"):
+        file.swiglu(one, two, none_of_these=two)
 
 
 def test_a_tangent_is_asked_of(file: Any) -> None:

@@ -77,7 +77,7 @@ def test_fake_results_are_those_that_the_launcher_allocates(scenarios: dict[str,
 
 
 def test_random_numbers_are_drawn_in_the_graph(scenarios: dict[str, Facts]) -> None:
-    assert facts_of(scenarios, "drawn") == {"anew": True, "same": True}
+    assert facts_of(scenarios, "drawn") == {"anew": True, "same": True, "named": True}
 
 
 def test_it_is_an_operator_as_torch_asks(scenarios: dict[str, Facts]) -> None:
