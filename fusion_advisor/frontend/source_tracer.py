@@ -7,6 +7,8 @@ line.
 # Frames and proxies carry Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# A module's hooks are private.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from fusion_advisor.ir.frames import has_source, is_user
 from fusion_advisor.ir.source_trace import (
     CHANGING,
+    SEQUENTIAL,
     Activation,
     Evaluation,
     ModuleAttributes,
@@ -35,6 +38,13 @@ from fusion_advisor.ir.source_trace import (
     Trail,
 )
 
+_SEQUENTIAL = torch.nn.Sequential.forward.__code__
+_TURN = next(
+    instruction.positions.lineno
+    for instruction in dis.get_instructions(_SEQUENTIAL)
+    if instruction.opname.startswith("CALL") and instruction.positions
+)
+"""Line at which `Sequential.forward` calls its next module."""
 _MARK = re.compile(r"<evaluation (\d+)>")
 _PLAIN = re.compile(r"[\w.-]{1,40}")
 _SHORT = 8
@@ -110,20 +120,33 @@ class Recorder:
         caller = frame.f_back
         while caller is not None and id(caller) not in self._numbers:
             caller = caller.f_back
+        runs_modules = code is _SEQUENTIAL
+        if runs_modules and (caller is None or _has_hooks(frame.f_locals["self"])):
+            return None
         self._numbers[id(frame)] = len(self._activations)
         self._frames.append(frame)
         self._activations.append(
             Activation(
                 frame.f_code.co_filename,
-                frame.f_code.co_qualname,
+                SEQUENTIAL if runs_modules else frame.f_code.co_qualname,
                 self._numbers[id(caller)] if caller else None,
                 position(caller) if caller else None,
             )
         )
-        return self._line
+        return self._turn if runs_modules else self._line
+
+    def _turn(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Record the module that a `Sequential` runs next."""
+        if event == "line" and frame.f_lineno == _TURN:
+            words = {name: self._word(frame.f_locals[name]) for name in ("self", "module")}
+            names = {name: word for name, word in words.items() if word is not None}
+            self._steps.append(Moment(self._numbers[id(frame)], frame.f_lineno, names))
+        return self._turn
 
     def _follows(self, frame: FrameType) -> bool:
         """Whether a frame runs the user's code, or the code of a package that a module is from."""
+        if frame.f_code is _SEQUENTIAL:
+            return True
         file = frame.f_code.co_filename
         if not has_source(file):
             return False
@@ -162,6 +185,11 @@ class Recorder:
             return f"@{self._placeholders[node]}"
         number = marked(node.stack_trace)
         return None if number is None else f"#{number}"
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of a module runs more than its `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def position(frame: FrameType) -> Span | None:

@@ -1,7 +1,8 @@
 """Source expression of each node, as a trace of the model's own code recorded it.
 
-A `Trail` is the record that `capture.source_tracer` makes while a model is traced: the calls of
-functions with source (torch's own are left out), and the events in them in order. Free of torch.
+A `Trail` is the record that `frontend.source_tracer` makes while a model is traced: the calls of
+functions with source (of torch's own, `Sequential.forward` alone), and the events in them in order.
+Free of torch.
 
 A value is named by a word: `#3` is the value of step 3, `@2` the graph's third placeholder,
 `:layers.0` a module by its path (`:` is the model itself), `=0.5` a Python value: a number, a plain
@@ -65,6 +66,10 @@ class Moment:
     line: int
     names: dict[str, str]
 
+
+SEQUENTIAL = "torch.nn.Sequential.forward"
+"""Name of an activation that runs the modules of a `Sequential`. Its moments are those before each
+of them: `self` is the `Sequential`, `module` what runs next."""
 
 CHANGING = "..."
 """Marker in place of an attribute that the model sets as it runs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, cast
 
@@ -17,7 +17,9 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, Span
 from fusion_advisor.ops import REGISTRY
+from fusion_advisor.sourcepatch.editing.constructors import Constructors
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
+from fusion_advisor.sourcepatch.editing.outline import can_be_outlined
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
 from fusion_advisor.sourcepatch.given import Held
@@ -136,8 +138,9 @@ class Guards:
         asked: str,
     ) -> Iterator[str]:
         """Conditions that dimensions of a kernel's operands have other sizes than captured, where
-        the condition `asked` does not ask it already; `operands` are the texts of all. Raises
-        NotPlaced where a tensor has no name and is no module's, and is no view of one like that."""
+        the condition `asked` does not ask it already; `operands` are the texts of all. A function
+        beside the kernels asks what has no name of the operand that it is given; NotPlaced where
+        there can be none."""
         words = self.sources.names.get(place, {}).get(edit.lines[0], {})
         names = {self.sources.value(word): name for name, word in words.items()}
         for ref, dim in held:
@@ -147,6 +150,8 @@ class Guards:
             same = {name: word for name, word in words.items() if called.get(name) == word}
             name = names.get(ref) or self._view_of_named(ref, operands[ref], same)
             if not name:
+                name = self._given(edit, operands[ref])
+            if not name:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
                     f"{ref.node}, for its numbers may follow from that, and no name there holds it"
@@ -154,6 +159,14 @@ class Guards:
             known = (f"{name}.{t}" for d in spelt for t in (f"size({d})", f"shape[{d}]"))
             if not any(f"{text} != {size}" in asked for text in known):
                 yield f"{name}.size({dim}) != {size}"
+
+    def _given(self, edit: Edit, operand: str) -> str:
+        """Text of an operand where a function beside the kernels is given it; else empty."""
+        text = ast.unparse(ast.parse(f"({operand}).size", mode="eval")).removesuffix(".size")
+        if " or " in text:  # which stands between conditions
+            return ""
+        asking = replace(edit, guard=f"{text}.dim() == 0")
+        return text if can_be_outlined(self.sources.file(edit.file), asking) else ""
 
     def _view_of_named(self, ref: Ref, text: str, words: Mapping[str, str]) -> str:
         """Text of an operand that is a view of what a name holds as the edit begins, or that a
@@ -244,7 +257,7 @@ class Guards:
                 )
             if held is None:
                 continue
-            if path != own and not self.sources.settled(path):
+            if path != own and not self._constructors.says_class(path):
                 of_torch = held.kind.startswith("torch.")
                 asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
                 yield asked.format(text, held.kind)
@@ -286,6 +299,10 @@ class Guards:
                     for number in _read(sources, reader, run, edit):
                         seen[number.file, number.span].add(number.value)
         return self._known[block, edit]
+
+    @cached_property
+    def _constructors(self) -> Constructors:
+        return Constructors(self.sources.trail, self.sources.file)
 
     @cached_property
     def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:

@@ -37,6 +37,7 @@ from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
 from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
+from fusion_advisor.sourcepatch.editing.sequential import folded
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, span_of
 from fusion_advisor.sourcepatch.editing.splice import nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
@@ -497,14 +498,14 @@ def patch(
         outlines.choose(each, (*kernel.inputs, *kernel.numbers))
     for file, edits in noted.items():
         path, source = Path(file).resolve(), placement.sources.file(file)
-        result.before[path] = source.text
+        result.before[path] = source.before
         if outlining:
             edits = [*outlines.outlined(source, edits)]
         edits = [*nested(source, edits)]
         imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
         if not placement.operators:
             imported.append(_import(path, folder))
-        result.after[path] = splice(result.before[path], edits, imported)
+        result.after[path] = folded(source, splice(source.text, edits, imported))
     if placement.operators:
         return result
     texts = {name: _kept(result, folder, name, text) for name, text in there.items()}

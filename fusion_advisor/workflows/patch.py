@@ -22,6 +22,7 @@ from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph, Rewrite
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Least, Moved, Request, Scenario, Sizes
+from fusion_advisor.ir.source_trace import Trail
 from fusion_advisor.measure.search import Searcher, SearchResult
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.report.formats import wording
@@ -30,7 +31,8 @@ from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.sourcepatch.editing.inline import inline, require_model
 from fusion_advisor.sourcepatch.editing.outline import always_eager
-from fusion_advisor.sourcepatch.editing.sources import SourceFile, Sources
+from fusion_advisor.sourcepatch.editing.sequential import spelled_out
+from fusion_advisor.sourcepatch.editing.sources import Sources
 from fusion_advisor.sourcepatch.equivalence import difference, missing_launch
 from fusion_advisor.sourcepatch.given import GivenNumbers, given_numbers
 from fusion_advisor.sourcepatch.guards import Other
@@ -661,8 +663,16 @@ def _placement(
     """Placement over the source as it ran in every scenario, the one asked for first, and at other
     sizes."""
     (_, asked, flow), *others = originals
-    files: dict[str, SourceFile] = {}
-    sources = [_sources(each, files) for _, _, each in originals]
+    trails = [_trail(each) for _, _, each in originals]
+    trails += [_trail(each.flow) for each in resized]
+    spelled = spelled_out(trails, editable)
+    graphs = [each.annotated.graph for _, _, each in originals]
+    graphs += [each.flow.annotated.graph for each in resized]
+    seen = [
+        Sources(graph, spelled.trail(trail), spelled.files)
+        for graph, trail in zip(graphs, trails, strict=True)
+    ]
+    sources, at_sizes = seen[: len(originals)], seen[len(originals) :]
 
     def differs(scenario: Scenario) -> Literal["mode", "dtype", "autocast"]:
         if scenario.mode != asked.mode:
@@ -679,11 +689,11 @@ def _placement(
         ),
         operators=operators,
         resized=tuple(resized),
-        seen=tuple(_sources(each.flow, files) for each in resized),
+        seen=tuple(at_sizes),
     )
 
 
-def _sources(flow: Dataflow, files: dict[str, SourceFile]) -> Sources:
-    graph = flow.annotated.graph
-    assert graph.trail is not None  # asked for
-    return Sources(graph, graph.trail, files)
+def _trail(flow: Dataflow) -> Trail:
+    trail = flow.annotated.graph.trail
+    assert trail is not None  # asked for
+    return trail

@@ -38,6 +38,7 @@ from fusion_advisor.report.assemble import Proof
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced
+from fusion_advisor.sourcepatch.editing.sequential import SpelledOut
 from fusion_advisor.sourcepatch.editing.sources import Sources
 from fusion_advisor.sourcepatch.equivalence import difference
 from fusion_advisor.sourcepatch.other_sizes import Serving, widened
@@ -194,7 +195,7 @@ class _Calls:
         graph = flow.annotated.graph
         assert graph.trail is not None  # asked for
         self._flow, self._trail = flow, graph.trail
-        self._sources = Sources(graph, graph.trail, {})
+        self._sources = Sources(graph, SpelledOut().trail(graph.trail), {})
         self._launches: dict[int, list[int]] = {}
         """Launches of each run of a reference, by its activation."""
         for number, node in enumerate(flow.nodes):

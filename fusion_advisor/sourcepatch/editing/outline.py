@@ -171,7 +171,7 @@ class Outlines:
         that ask these. Edits that share lines keep their guards, and say why, where one has to."""
         for several in overlapping(edits):
             try:
-                functions = {e: self._function(file, e) for e, _ in several if e.guard}
+                functions = {e: self.function(file, e) for e, _ in several if e.guard}
             except NotPlaced as reason:
                 yield from several
                 yield several[0][0], f"fusion-advisor: the statements stay, for {reason}"
@@ -179,7 +179,8 @@ class Outlines:
             made = {edit: self._called(edit, each) for edit, each in functions.items()}
             yield from ((made.get(edit, edit), comment) for edit, comment in several)
 
-    def _function(self, file: SourceFile, edit: Edit) -> _Function:
+    def function(self, file: SourceFile, edit: Edit) -> _Function:
+        """The function of an edit. NotPlaced where there can be none."""
         kernel = edit.taken.kernel
         if edit.steering:
             raise NotPlaced("a branch is among them")
@@ -207,6 +208,16 @@ class Outlines:
         return replace(
             edit, replaced=calling(edit.replaced), inserted=calling(edit.inserted), guard=""
         )
+
+
+def can_be_outlined(file: SourceFile, edit: Edit) -> bool:
+    """Whether an edit's guard can be asked by a function beside the kernels, whatever others
+    ask."""
+    try:
+        Outlines("", {edit.taken.kernel}).function(file, edit)
+    except NotPlaced:
+        return False
+    return True
 
 
 def _same(one: str, other: str) -> bool:
@@ -341,11 +352,12 @@ class _Function(ast.NodeTransformer):
         return self._written(node)
 
     def _asked(self, condition: ast.expr) -> str:
-        """A condition: of a view that the kernel is given as of that, else in the function's
+        """A condition: of an operand of the kernel as of that, else in the function's
         names."""
-        given = {text for text in self._leaves.values() if not text.isidentifier()}
+        texts = [text for text in self._leaves.values() if not text.isidentifier()]
+        given = {ast.unparse(_expression(text)): text for text in texts}
         for node in ast.walk(condition):
-            if isinstance(node, ast.Attribute) and (text := ast.unparse(node.value)) in given:
+            if isinstance(node, ast.Attribute) and (text := given.get(ast.unparse(node.value))):
                 word = _word(node.value, self._taken.modules)
                 node.value = ast.Name(self._parameter(text, word), ast.Load())
                 return ast.unparse(condition)

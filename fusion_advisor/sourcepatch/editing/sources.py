@@ -79,6 +79,10 @@ class SourceFile:
     text: str
     tree: ast.Module
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict[ast.AST, ast.AST])
+    before: str = ""
+    """The text as it lies on the disk, where `text` has calls spelled out (`sequential`)."""
+    chained: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The modules by which calls of a `Sequential` are spelled out, by its own text."""
 
     @classmethod
     def read(cls, path: str) -> SourceFile:
@@ -94,7 +98,7 @@ class SourceFile:
     @classmethod
     def of(cls, path: str, text: str) -> SourceFile:
         """A file from its text. Raises SyntaxError as Python does."""
-        found = cls(path, text, ast.parse(text))
+        found = cls(path, text, ast.parse(text), before=text)
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):
                 found.parents[child] = parent
@@ -186,7 +190,7 @@ class SourceFile:
         return {
             target.id
             for each in self.tree.body
-            for target, value in _assigned(each)
+            for target, value in assigned(each)
             if isinstance(target, ast.Name) and value is not None and not names_in(value)
             if stored.count(target.id) == 1 and target.id not in anew
         }
@@ -200,19 +204,18 @@ class SourceFile:
                 return False
         return True
 
-    def given(self, kind: str, name: str) -> list[ast.Call]:
-        """The calls whose results a class gives to an attribute of its objects; none where it gives
-        it anything else, too."""
-        classes = [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef) and n.name == kind]
-        values = [
-            value
-            for owner in classes
-            for node in ast.walk(owner)
-            for target, value in _assigned(node)
-            if isinstance(target, ast.Attribute) and target.attr == name
-        ]
-        calls = [value for value in values if isinstance(value, ast.Call)]
-        return calls if len(calls) == len(values) else []
+    @cached_property
+    def functions(self) -> dict[str, ast.FunctionDef]:
+        """Functions that the file defines outside of functions and classes."""
+        return {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+
+    def replaced(self, node: ast.expr, text: str) -> str:
+        """The file's text with another one in place of an expression."""
+        span, lines = span_of(node), [*self._lines]
+        end = lines[span.end_line - 1][span.end_column :]
+        start = lines[span.line - 1][: span.column]
+        lines[span.line - 1 : span.end_line] = [start + text.encode() + end]
+        return b"".join(lines).decode()
 
     def qualname(self, function: Function) -> str:
         """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
@@ -280,7 +283,7 @@ def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str,
     return name, text if top == "torch" or top in sys.stdlib_module_names else ""
 
 
-def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """Yield the pairs of target and value that a statement assigns, `a, b = c, d` one by one."""
     if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
         yield node.target, node.value
@@ -414,22 +417,6 @@ class Sources:
             if at == place.activation:
                 return
             yield at
-
-    def settled(self, path: str) -> bool:
-        """Whether the source of the class that holds a module says of which class that is, at one
-        place and by its name."""
-        held, parts = self.trail.modules, path.split(".")
-        around = next(n for n in range(len(parts) - 1, -1, -1) if held[".".join(parts[:n])].file)
-        owner = held[".".join(parts[:around])]
-        name, *within = parts[around:]
-        made = self.file(owner.file).given(owner.kind, name)
-        for part in within:
-            if len(made) != 1 or not part.isdigit() or len(made[0].args) <= int(part):
-                return False
-            made = [arg for arg in made[0].args[int(part) :][:1] if isinstance(arg, ast.Call)]
-        called = made[0].func if len(made) == 1 else None
-        spelled = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        return spelled == held[path].kind.rpartition(".")[2]
 
     def _walk(self) -> None:
         evaluating = self._evaluating()

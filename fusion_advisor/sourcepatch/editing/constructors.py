@@ -1,0 +1,166 @@
+"""Modules of a model by the calls that make them, as far as its classes spell these.
+
+`self.norm = nn.GroupNorm(8, c)` in a class says of which class `norm` is, and
+`self.block = nn.Sequential(a, b)` how many modules a `Sequential` runs, whatever the model is built
+with.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+from fusion_advisor.ir.source_trace import Trail
+from fusion_advisor.sourcepatch.editing.sources import SourceFile, assigned
+
+_CHANGING = {"append", "extend", "insert", "pop", "add_module", "register_module", "update"}
+"""Methods that change which modules a container holds."""
+
+Parts = dict[str, ast.expr]
+"""Arguments that a call puts into a container, by their names there."""
+_Made = tuple[SourceFile, ast.Call]
+
+
+class Constructors:
+    """Calls that make the modules of a model; `read` gives a file by its path."""
+
+    def __init__(self, trail: Trail, read: Callable[[str], SourceFile]) -> None:
+        self._trail = trail
+        self._read = read
+
+    def of(self, path: str) -> _Made | None:
+        """The call that makes the module at a path, and its file; None where the classes make it at
+        several places, or out of sight."""
+        held, parts = self._trail.modules, path.split(".")
+        around = next(n for n in range(len(parts) - 1, -1, -1) if held[".".join(parts[:n])].file)
+        owner = held[".".join(parts[:around])]
+        name, *within = parts[around:]
+        found = self._given(self._read(owner.file), owner.kind, name)
+        for part in within:
+            inside = self._parts(*found) if found else None
+            value = (inside or {}).get(part)
+            found = self._returned(found[0], value) if found and value else None
+        return found
+
+    def says_class(self, path: str) -> bool:
+        """Whether the class that holds a module says of which class that is, by its name."""
+        found, kind = self.of(path), self._trail.modules[path].kind
+        return found is not None and _called(found[1]) == kind.rpartition(".")[2]
+
+    def length(self, path: str) -> int | None:
+        """How many modules a container holds; None where the source does not spell that."""
+        found = self.of(path)
+        inside = self._parts(*found) if found else None
+        return None if inside is None else len(inside)
+
+    @cached_property
+    def _classes(self) -> dict[str, list[tuple[SourceFile, ast.ClassDef]]]:
+        """The classes of the files that the model's code is in, by their names."""
+        files = {call.file for call in self._trail.activations}
+        files |= {held.file for held in self._trail.modules.values() if held.file}
+        found = dict[str, list[tuple[SourceFile, ast.ClassDef]]]()
+        for file in map(self._read, sorted(files)):
+            for node in ast.walk(file.tree):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append((file, node))
+        return found
+
+    def _family(self, file: SourceFile, kind: str) -> Iterator[tuple[SourceFile, ast.ClassDef]]:
+        """Yield a class of a file with those that it inherits from."""
+        every = self._classes.get(kind, [])
+        own = [pair for pair in every if pair[0] is file] or every
+        if len(own) == 1:
+            yield own[0]
+            for base in own[0][1].bases:
+                yield from self._family(own[0][0], _word(base))
+
+    def _given(self, file: SourceFile, kind: str, name: str) -> _Made | None:
+        """The call whose result a class gives to an attribute of its objects; None where it gives
+        it anything else, too, or changes what that holds."""
+        found = list[_Made]()
+        for own, owner in self._family(file, kind):
+            for node in ast.walk(owner):
+                if _changes(own, node, name):
+                    return None
+                for target, value in assigned(node):
+                    if isinstance(target, ast.Attribute) and target.attr == name:
+                        made = value and self._returned(own, value)
+                        if made is None:
+                            return None
+                        found.append(made)
+        return found[0] if len(found) == 1 else None
+
+    def _returned(self, file: SourceFile, value: ast.expr) -> _Made | None:
+        """A call, or the one that a function of the file returns where that is called."""
+        if not isinstance(value, ast.Call):
+            return None
+        called = isinstance(value.func, ast.Name) and file.functions.get(value.func.id)
+        nodes = [*ast.walk(called)] if called else []
+        values = [node.value for node in nodes if isinstance(node, ast.Return)]
+        if len(values) == 1 and isinstance(values[0], ast.Call):
+            return file, values[0]
+        return file, value
+
+    def _parts(self, file: SourceFile, call: ast.Call) -> Parts | None:
+        """Arguments that a call puts into a container, by their names there; None where it does
+        not spell how many they are."""
+        if _called(call) in ("Sequential", "ModuleList"):
+            return _listed(call.args)
+        for _, owner in self._family(file, _called(call)):
+            initial = [n for n in ast.walk(owner) if isinstance(n, ast.Call) and _is_initial(n)]
+            if initial:
+                return _listed(initial[0].args) if len(initial) == 1 else None
+        return None
+
+
+def _listed(args: Sequence[ast.expr]) -> Parts | None:
+    """The arguments of a container's constructor: modules, a list of them, or pairs in order."""
+    match args:
+        case [ast.List(elts) | ast.Tuple(elts)]:
+            return _listed(elts)
+        case [ast.Call(args=[ast.List(elts)]) as call] if _called(call) == "OrderedDict":
+            pairs = [each.elts for each in elts if isinstance(each, ast.Tuple)]
+            named = {_word(key): value for key, value in pairs}
+            return named if len(named) == len(elts) and "" not in named else None
+        case [ast.Dict(keys, values)]:
+            named = {_word(key): value for key, value in zip(keys, values, strict=True)}
+            return named if len(named) == len(values) and "" not in named else None
+        case _:
+            starred = any(isinstance(each, ast.Starred) for each in args)
+            return None if starred else {str(n): each for n, each in enumerate(args)}
+
+
+def _called(call: ast.Call) -> str:
+    return _word(call.func)
+
+
+def _word(node: ast.expr | None) -> str:
+    """The last name of a path of names, or a plain text; empty for all else."""
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name) | ast.Constant(str(name)):
+            return name
+        case _:
+            return ""
+
+
+def _is_initial(call: ast.Call) -> bool:
+    """Whether a call is `super().__init__(...)`."""
+    match call.func:
+        case ast.Attribute(ast.Call(ast.Name("super")), "__init__"):
+            return True
+        case _:
+            return False
+
+
+def _changes(file: SourceFile, node: ast.AST, name: str) -> bool:
+    """Whether a node is an attribute of this name whose elements are added, replaced or removed."""
+    if not isinstance(node, ast.Attribute) or node.attr != name:
+        return False
+    match file.parents.get(node):
+        case ast.Attribute(attr=method):
+            return method in _CHANGING
+        case ast.Subscript(ctx=context):
+            return not isinstance(context, ast.Load)
+        case _:
+            return False

@@ -1,0 +1,155 @@
+"""Calls of `nn.Sequential` in a patch: spelled out where a part of one is replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.workflows.patch import Patched
+
+from .test_patch import asking, changed, made
+
+PARTS = "nn.GroupNorm(8, 64), nn.SiLU(), nn.Conv2d(64, 64, 3, padding=1)"
+MODEL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {made}
+
+    def forward(self, x):
+        {forward}
+"""
+
+
+def patched(folder: Path, making: str, forward: str, before: str = "") -> Patched:
+    """The patch of a model that makes its modules and runs them as given."""
+    body = MODEL.format(made=making, forward=forward.replace("\n", "\n        "))
+    return made(folder, f"{before}\n{body}", shape="16, 64, 64, 64")
+
+
+def forward_of(patch: Patched) -> str:
+    """The last function of a patched file, without comments."""
+    body = (
+        changed(patch).partition("def forward(self, x):\n")[2].rpartition("def forward(self, x):")
+    )
+    lines = body[2].partition("def get_inputs")[0].strip("\n").splitlines()
+    return "\n".join(line.strip() for line in lines if "# fusion-advisor" not in line)
+
+
+def test_a_part_is_replaced_and_the_rest_stays_calls(tmp_path: Path) -> None:
+    patch = patched(tmp_path, f"self.block = nn.Sequential({PARTS})", "return self.block(x)")
+    assert forward_of(patch) == (
+        "return self.block[2](fused_model.group_norm_silu_or_eager(x, self.block))"
+    )
+    assert "block[0].num_groups != 8" in asking(patch)
+    assert "return block[1](block[0](x))" in asking(patch)
+
+
+def test_what_no_edit_touches_is_as_it_was_written(tmp_path: Path) -> None:
+    """The second call has nothing that is fused, and spans lines."""
+    patch = patched(
+        tmp_path,
+        f"self.one = nn.Sequential({PARTS})\n        "
+        "self.two = nn.Sequential(nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1))",
+        "x = self.two(self.two(  # twice\n    x,\n))\nreturn self.one(x) + self.two(x)",
+    )
+    assert forward_of(patch) == (
+        "x = self.two(self.two(  # twice\nx,\n))\n"
+        "return self.one[2](fused_model.group_norm_silu_or_eager(x, self.one)) + self.two(x)"
+    )
+
+
+def test_one_within_another_and_names(tmp_path: Path) -> None:
+    patch = patched(
+        tmp_path,
+        "self.net = nn.Sequential(nn.Conv2d(64, 64, 1), nn.Sequential(OrderedDict([\n"
+        '            ("norm", nn.GroupNorm(8, 64)), ("act", nn.SiLU()),\n'
+        '            ("last", nn.Conv2d(64, 64, 1))])))',
+        "return self.net(x)",
+        "from collections import OrderedDict",
+    )
+    assert forward_of(patch) == (
+        "return self.net[1].last(fused_model.group_norm_silu_or_eager(self.net[0](x), self.net))"
+    )
+
+
+def test_a_class_that_inherits_and_a_loop(tmp_path: Path) -> None:
+    patch = patched(
+        tmp_path,
+        "self.blocks = nn.ModuleList([Part(64), Part(64)])",
+        "for block in self.blocks:\n    x = x + block(x)\nreturn x",
+        "class Part(nn.Sequential):\n    def __init__(self, c):\n"
+        f"        super().__init__({PARTS.replace('64', 'c')})\n",
+    )
+    assert "x = x + block[2](fused_model.group_norm_silu_or_eager(x, block))" in forward_of(patch)
+
+
+def test_a_function_that_makes_one(tmp_path: Path) -> None:
+    patch = patched(
+        tmp_path,
+        "self.block = part(64)",
+        "return self.block(x)",
+        f"def part(c):\n    return nn.Sequential({PARTS.replace('64', 'c')})\n",
+    )
+    assert forward_of(patch).startswith("return self.block[2](fused_model.group_norm_silu")
+
+
+def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
+    patch = patched(
+        tmp_path,
+        "act = nn.SiLU()\n        self.block = nn.Sequential("
+        "nn.GroupNorm(8, 64), act, nn.Conv2d(64, 64, 1), nn.GroupNorm(8, 64), act)",
+        "return self.block(x)",
+    )
+    text = forward_of(patch)
+    assert text.count("group_norm_silu") == 2
+    assert "self.block[2](" in text
+
+
+@pytest.mark.parametrize(
+    ("making", "forward"),
+    [
+        # a model with other numbers may hold more
+        (f"self.block = nn.Sequential(*[{PARTS}])", "return self.block(x)"),
+        (
+            f"self.block = nn.Sequential({PARTS})\n        self.block.append(nn.SiLU())",
+            "return self.block(x)",
+        ),
+        # what a hook of the Sequential does would be lost
+        (
+            f"self.block = nn.Sequential({PARTS})\n        "
+            "self.block.register_forward_hook(lambda module, given, out: out * 2)",
+            "return self.block(x)",
+        ),
+        # one line runs chains of several lengths
+        (
+            f"self.blocks = nn.ModuleList([nn.Sequential({PARTS}), nn.Sequential({PARTS}, "
+            "nn.SiLU())])",
+            "for block in self.blocks:\n    x = block(x)\nreturn x",
+        ),
+        # or none, which leaves no trace
+        (
+            f"self.blocks = nn.ModuleList([nn.Sequential({PARTS}), nn.Identity()])",
+            "for block in self.blocks:\n    x = block(x)\nreturn x",
+        ),
+        # it is computed anew for each
+        (f"self.block = nn.Sequential({PARTS})", "return [self.block(x) for x in (x, 2 * x)][0]"),
+    ],
+)
+def test_what_is_not_spelled_out(tmp_path: Path, making: str, forward: str) -> None:
+    patch = patched(tmp_path, making, forward)
+    assert not patch.diff, patch.diff
+    assert patch.free_us > 0
+
+
+def test_a_chain_that_the_source_has_spelled_out_stays(tmp_path: Path) -> None:
+    """Folding would change what somebody has written."""
+    patch = patched(
+        tmp_path,
+        f"self.norm = nn.Sequential({PARTS})\n        "
+        "self.two = nn.Sequential(nn.Conv2d(64, 64, 1), nn.Conv2d(64, 64, 1))",
+        "y = self.two[1](self.two[0](x))\nreturn self.norm(y) + self.two(x)",
+    )
+    assert "y = self.two[1](self.two[0](x))\n" in forward_of(patch)
+    assert "+ self.two(x)" in forward_of(patch)
