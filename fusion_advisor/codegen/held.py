@@ -5,7 +5,8 @@ at other sizes of a dimension where the model was seen at others, with the same 
 (`Dataflow.varied`). Elsewhere it serves the captured size of dimensions that its views cut at
 numbers, and of an axis whose size a number in it equals, or that of an axis which no input has: its
 size is a number there; and where none of these had another size as its numbers were others, of what
-had. The reference has the same numbers, and is no way out.
+had. The reference has the same numbers, and is no way out. A number that is asked for where the
+kernel is called (`Dataflow.asked`) follows from nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def held(
         for axis in _axes(each, expressed)
     }
     cuts = any(_cuts(node, expressed, free) for node in nodes)
-    numbers = {abs(n) for node in nodes if not _places(node) for n in _numbers(node)}
+    spelled = ((node.name, n) for node in nodes if not _places(node) for n in _numbers(node))
+    numbers = {abs(n) for name, n in spelled if (name, n) not in flow.asked}
     numbers |= _made(expressed)
     told = _told(numbers, expressed.region.sizes, telling)
 

@@ -60,6 +60,8 @@ class Dataflow:
     """Keys that are equal for tensors that address the same elements of one storage."""
     varied: Sequence[Variation] = ()
     """Differences of the model as it ran at other sizes."""
+    asked: frozenset[tuple[str, float]] = frozenset()
+    """Numbers of nodes, by name, that follow from no size: what calls a kernel asks for them."""
     standing: Sequence[Mapping[object, object]] = ()
     """Expressions of the source that each node is made in, by the blocks that these stand in, the
     outermost first; () where no source is read."""

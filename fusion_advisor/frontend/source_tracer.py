@@ -16,7 +16,7 @@ import dis
 import math
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from fusion_advisor.ir.frames import has_source, is_user
 from fusion_advisor.ir.source_trace import (
     CHANGING,
+    LENGTH,
     SEQUENTIAL,
     Activation,
     Evaluation,
@@ -86,7 +87,7 @@ class Recorder:
         modules = {path: _held(child, named, bound) for path, child in self._module.named_modules()}
         return Trail(
             tuple(self._activations), tuple(self._steps), placeholders,
-            modules=modules, tied=_tied(self._module),
+            modules=modules, tied=_tied(self._module), shared=_shared(self._module),
         )  # fmt: skip
 
     def evaluated(self, frame: FrameType | None) -> int | None:
@@ -204,6 +205,15 @@ def first_paths(module: torch.nn.Module) -> dict[str, str]:
     return {path: first[id(child)] for path, child in every}
 
 
+def _shared(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """The other paths of each module that has several, by its first."""
+    found: dict[str, list[str]] = {}
+    for path, first in first_paths(module).items():
+        if path != first:
+            found.setdefault(first, []).append(path)
+    return {first: tuple(paths) for first, paths in found.items()}
+
+
 def _tied(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
     """All paths of each parameter or buffer that has several, by each of them."""
     paths: dict[int, list[str]] = {}
@@ -248,6 +258,8 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
         own = vars(module).items()
         plain = {name: value for name, value in own if name[0] != "_" and name != "training"}
         kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
+        if isinstance(module, Sized):
+            plain[LENGTH] = len(module)
         return ModuleAttributes(kind, "", _texts(plain))
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
     given = vars(module).keys() & {*_given(cls)}

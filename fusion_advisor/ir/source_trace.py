@@ -67,6 +67,12 @@ class Moment:
     names: dict[str, str]
 
 
+GIVEN = "not None"
+"""Value of a tensor that is there, where the source asks whether it is None."""
+
+LENGTH = "len()"
+"""Name under which a container of modules has how many it holds."""
+
 SEQUENTIAL = "torch.nn.Sequential.forward"
 """Name of an activation that runs the modules of a `Sequential`. Its moments are those before each
 of them: `self` is the `Sequential`, `module` what runs next."""
@@ -95,7 +101,8 @@ class Trail:
     """Steps of a trace in order. `placeholders` are the graph's, by their paths in the model
     (`layers.0.weight`) or by the names of inputs; `values` says which output of which node a word
     stands for; `modules` are by path, with the values of the attributes that the code names. `tied`
-    has all paths of a parameter or buffer that has several, by each of them."""
+    has all paths of a parameter or buffer that has several, by each of them, `shared` the other
+    paths of a module that has several, by its first."""
 
     activations: tuple[Activation, ...]
     steps: tuple[Evaluation | Moment, ...]
@@ -103,3 +110,4 @@ class Trail:
     values: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     modules: dict[str, ModuleAttributes] = field(default_factory=dict[str, ModuleAttributes])
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    shared: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])

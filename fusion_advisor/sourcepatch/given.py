@@ -17,11 +17,11 @@ from typing import TypeGuard, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, GivenNumber, Node
-from fusion_advisor.ir.source_trace import Evaluation, Span
+from fusion_advisor.ir.source_trace import Evaluation, ModuleAttributes, Span
 from fusion_advisor.ops.given import HANDED_ON, written_out
 from fusion_advisor.region.builder import NARROW_FLOATS
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
-from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced, attribute
+from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced, spelled
 from fusion_advisor.sourcepatch.editing.sources import SourcePlace, Sources, names_in, span_of
 
 Argument = tuple[str, int]
@@ -103,7 +103,7 @@ class GivenNumbers:
     ) -> str:
         missing = f"line {line}: no name there has {number.name}, a number of its kernel"
         if held.span is None:
-            owner = attribute(held.module, names)
+            owner = spelled(self.reader.sources.trail, held.module, names)
             if not owner:
                 raise NotPlaced(missing)
             return f"{owner}.{held.attribute}"
@@ -218,7 +218,7 @@ class _Finder:
         """Attributes with that value of a module whose code is torch's."""
         assert node.step is not None
         owner = self.sources.trail.modules.get(node.module)
-        for name in () if owner is None else owner.inherited if owner.file else owner.plain:
+        for name in _names_of_torch(owner) if owner else ():
             if owner and _read(owner.plain[name]) == value:
                 held = Held(node.step, module=node.module, attribute=name)
                 key = node.module, name
@@ -235,6 +235,25 @@ class _Finder:
             n for place, arg in enumerate(node.args) if place not in known for n in _floats(arg)
         ]
         return not spelled.issuperset(numbers)
+
+
+def _names_of_torch(owner: ModuleAttributes) -> Iterator[str]:
+    """The attributes of a module that a class of torch gives it."""
+    return (
+        name for name in (owner.inherited if owner.file else owner.plain) if name.isidentifier()
+    )
+
+
+def asked_of_modules(sources: Sources, flow: Dataflow) -> frozenset[tuple[str, float]]:
+    """Whole numbers of nodes, by name, that a module of torch holds, as `num_groups`: a guard asks
+    for each (`Guards`)."""
+    found = set[tuple[str, float]]()
+    for node in flow.nodes:
+        owner = sources.trail.modules.get(node.module)
+        values = {_read(owner.plain[name]) for name in _names_of_torch(owner)} if owner else ()
+        numbers = (arg for arg in node.args if type(arg) is int)
+        found |= {(node.name, number) for number in numbers if number in values}
+    return frozenset(found)
 
 
 def _in_float32(node: Node, flow: Dataflow) -> bool:

@@ -15,12 +15,12 @@ from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
-from fusion_advisor.ir.source_trace import CHANGING, Span
+from fusion_advisor.ir.source_trace import CHANGING, GIVEN, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
-from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
+from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers, path_of
 from fusion_advisor.sourcepatch.editing.outline import can_be_outlined
-from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, spelled
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
 from fusion_advisor.sourcepatch.given import Held
 from fusion_advisor.sourcepatch.other_sizes import SIZED
@@ -124,6 +124,41 @@ class Guards:
             )
         return " or ".join(found)
 
+    def telling(
+        self, edit: Edit, some: Sequence[SourcePlace], others: Sequence[SourcePlace]
+    ) -> str:
+        """Condition that holds in some runs of a block and in none of the others, by the sizes of
+        what the kernel is given; empty where there is none."""
+        known = [self._sizes_at(place, edit) for place in others]
+        found = dict[str, None]()
+        for place in some:
+            own = self._sizes_at(place, edit)
+            texts = [text for text in own if all(text not in each for each in known)]
+            if not texts:
+                return ""
+            if not any(text in own for text in found):
+                found[texts[0]] = None
+        return " or ".join(found)
+
+    def _sizes_at(self, place: SourcePlace, edit: Edit) -> list[str]:
+        """The sizes of an edit's operands that have names, or that modules hold, as one run of the
+        block has them: as conditions."""
+        names = self.sources.names.get(place, {}).get(edit.lines[0], {})
+        found = list[str]()
+        for text in dict.fromkeys(edit.taken.operands):
+            root, path = path_of(ast.parse(text, mode="eval").body)
+            word = names.get(root, "")
+            if word.startswith(":") and path:
+                held = ".".join([part for part in word[1:].split(".") if part] + path)
+                placeholders = self.sources.trail.placeholders
+                word = f"@{placeholders.index(held)}" if held in placeholders else ""
+            elif path:
+                continue
+            ref = self.sources.value(word)
+            shape = self.sources.shape(ref) if ref else ()
+            found += (f"{text}.size({dim}) == {size}" for dim, size in enumerate(shape))
+        return found
+
     def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
         """Whether the text that an edit replaces launches other ops in another run of the model."""
         here, other = (_launched(s, place.block, edit) for s in (self.sources, there))
@@ -223,8 +258,9 @@ class Guards:
             if not differing:
                 continue
             if other.differs == "mode":
-                modules = {m for key in differing for m in here.get(key) or there.get(key) or ()}
-                yield from _in_mode(modules, names, edit, other.training)
+                for sources, ran in ((self.sources, here), (other.sources, there)):
+                    own = {m for key in differing for m in ran.get(key, ())}
+                    yield from _in_mode(sources, place.block, edit, own, training=other.training)
             elif other.differs == "autocast":
                 yield "torch.is_autocast_enabled()"
             else:
@@ -250,7 +286,8 @@ class Guards:
         made = _computed(self.sources, place.block, edit, place)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
-            text, held = attribute(path, names), self.sources.trail.modules.get(path)
+            trail = self.sources.trail
+            text, held = spelled(trail, path, names), trail.modules.get(path)
             if text is None and path != own:
                 raise NotPlaced(
                     f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
@@ -330,6 +367,8 @@ def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -
 def _differs(text: str, value: str) -> str:
     """Python condition that is true when expression `text` no longer equals the captured
     `value`."""
+    if value == GIVEN:
+        return f"{text} is None"
     if value in ("True", "False"):
         return f"not {text}" if value == "True" else text
     same = value == "None" or value.startswith("torch.")
@@ -356,16 +395,22 @@ def _read(
 
 
 def _in_mode(
-    modules: Iterable[str], names: Mapping[str, str], edit: Edit, training: bool
+    sources: Sources, block: Block, edit: Edit, modules: Iterable[str], *, training: bool
 ) -> Iterator[str]:
-    """Condition that one of the modules is in training, or is not."""
+    """Condition that one of the modules is in training, or is not, as a run of the block that has
+    it spells that."""
+    runs = [names for place, names in sources.names.items() if place.block == block]
+    known = [names[edit.lines[0]] for names in runs if edit.lines[0] in names]
     for path in sorted(modules):
-        text = attribute(path, names)
-        if text is None:
+        texts = [
+            text for names in known if (text := spelled(sources.trail, path, names)) is not None
+        ]
+        if not texts:
             raise NotPlaced(
                 f"line {edit.lines[0]}: training changes what it computes, and no name there "
                 f"holds the module {path or 'itself'}"
             )
+        text = min(texts, key=len)
         yield f"{text}.training" if training else f"not {text}.training"
 
 

@@ -213,7 +213,7 @@ def widened(
     takes each size in which the graphs differ from its inputs; else the set itself."""
     if wider is None or not alike(flow, wider):
         return lambda decision: decision
-    wider = replace(wider, varied=flow.varied, standing=flow.standing)
+    wider = replace(wider, varied=flow.varied, standing=flow.standing, asked=flow.asked)
     decided = deciding(wider, rulebook)
 
     def chosen(decision: Decision) -> Decision:

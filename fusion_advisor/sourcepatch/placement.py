@@ -352,6 +352,15 @@ class Placement:
             return finding.name
         return owners.get(there.subject.launches, "")
 
+    def told_apart(
+        self, edits: Sequence[Edit], some: Sequence[SourcePlace], others: Sequence[SourcePlace]
+    ) -> str:
+        """Condition that holds in some runs of lines, which stay as they are written there, and not
+        in the others; empty where there is none."""
+        if self.operators or len(edits) > 1 or len(some) >= len(others):
+            return ""
+        return self._guards.telling(edits[0], some, others)
+
     def run_of(self, kernel: str, decision: Decision) -> KernelRun:
         """Run in which a kernel serves a set of launches."""
         expressed = decision.subject.expressed
@@ -630,11 +639,14 @@ def _edits(
                 served |= kernels
                 for edit in every:
                     add(place, edit)
-        if left:
+        told = placement.told_apart(every, [*left], [*edits]) if left else ""
+        if left and not told:
             raise NotPlaced(
                 f"{every[0].function}() ran {len(ran)} times, and in {len(left)} of them its parts "
                 "are not this group"
             )
+        for place in edits if left else ():
+            edits[place] = tuple(edit.guarded(told) for edit in edits[place])
     edits = {place: each for edits in found.values() for place, each in edits.items()}
     if {*served.values()} == {finding.name}:
         return _Chosen(edits, served)

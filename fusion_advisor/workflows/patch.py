@@ -34,7 +34,7 @@ from fusion_advisor.sourcepatch.editing.outline import always_eager
 from fusion_advisor.sourcepatch.editing.sequential import spelled_out
 from fusion_advisor.sourcepatch.editing.sources import Sources
 from fusion_advisor.sourcepatch.equivalence import difference, missing_launch
-from fusion_advisor.sourcepatch.given import GivenNumbers, given_numbers
+from fusion_advisor.sourcepatch.given import GivenNumbers, asked_of_modules, given_numbers
 from fusion_advisor.sourcepatch.guards import Other
 from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
 from fusion_advisor.sourcepatch.other_sizes import (
@@ -207,7 +207,11 @@ def patch_model(
             seen = seen.given(given_numbers(placement.sources, seen.flow))
         flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
         if not operators:
-            flow = replace(flow, standing=placement.sources.spans(flow.nodes))
+            flow = replace(
+                flow,
+                standing=placement.sources.spans(flow.nodes),
+                asked=asked_of_modules(placement.sources, flow),
+            )
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))

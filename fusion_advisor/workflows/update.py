@@ -8,12 +8,13 @@ that these rules would call otherwise is left as it is, with the reason.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from fusion_advisor.codegen.eager_reference import numbers_of
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import edited, read_stamp, stamped
 from fusion_advisor.codegen.kernel_package import (
@@ -109,7 +110,7 @@ def update_kernels(
     ):
         listener.stage("capture")
         seen = capture_everywhere(request.scenario, graph_of, device, pool)
-        flow = seen.flow
+        flow = replace(seen.flow, asked=_asked(seen.flow.annotated.graph, kernels_of(standing)))
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("emit")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
@@ -266,6 +267,19 @@ def _run_of(graph: Graph, node: Node) -> int | None:
     while trail and at is not None and trail.activations[at].function != _REFERENCE:
         at = trail.activations[at].caller
     return at
+
+
+def _asked(graph: Graph, texts: Mapping[str, str]) -> frozenset[tuple[str, float]]:
+    """Numbers of nodes in the references of kernels that serve every size: what wrote these knew
+    that they follow from none."""
+    trail, found = graph.trail, set[tuple[str, float]]()
+    for node in graph.nodes:
+        run = _run_of(graph, node)
+        if trail is not None and run is not None:
+            text = texts.get(Path(trail.activations[run].file).stem, "held_to(")
+            if "held_to(" not in text:
+                found |= {(node.name, n) for n in numbers_of(node) if n is not None}
+    return frozenset(found)
 
 
 def _at_calls(graph: Graph, folder: Path) -> Graph:

@@ -15,8 +15,8 @@ from typing import Literal
 
 from fusion_advisor.codegen.eager_reference import numbers_of
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import CHANGING, Evaluation, Span
-from fusion_advisor.sourcepatch.editing.rewrite import attribute
+from fusion_advisor.ir.source_trace import CHANGING, GIVEN, LENGTH, Evaluation, Span
+from fusion_advisor.sourcepatch.editing.rewrite import spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
     SourcePlace,
@@ -49,6 +49,7 @@ class HeldNumbers:
         self._trail = sources.trail
         self._computed: set[tuple[int, Span]] = set()
         """Places that compute a part of the graph, by activations."""
+        self._called = {(call.caller, call.place) for call in self._trail.activations}
         self._returned: dict[tuple[int, Span], int] = {}
         """The calls that return a number, by who makes them and where."""
         for step in self._trail.steps:
@@ -68,7 +69,10 @@ class HeldNumbers:
         file = self.sources.file(self._trail.activations[made.activation].file)
         node = file.expressions.get(made.place) or file.statements.get(made.place)
         launched = self.sources.made.get(step, ())
-        numbered = any(n is not None for each in launched for n in numbers_of(each))
+        numbered = any(
+            any(n is not None for n in numbers_of(each)) or "dtype" in dict(each.kwargs)
+            for each in launched
+        )
         for number in _Asked(self, place, line, names).within(node, made.activation):
             if numbered or number.of != "object":
                 yield number
@@ -78,10 +82,20 @@ class HeldNumbers:
         function, asked = self.sources.code(activation), _Asked(self, place, line)
         for condition in _conditions(function) if function else ():
             yield from asked.of(condition, activation)
+            for node in ast.walk(condition):
+                match node:
+                    case ast.Compare(ast.Name() as name, [ast.Is() | ast.IsNot()], [_]):
+                        yield from asked.given(name, activation)
+                    case _:
+                        pass
 
     def computed(self, activation: int, span: Span) -> bool:
         """Whether a part of the graph is computed there."""
         return (activation, span) in self._computed
+
+    def called(self, activation: int, span: Span) -> bool:
+        """Whether the model calls a function of its own there."""
+        return (activation, span) in self._called
 
     def returning(self, activation: int, span: Span) -> int | None:
         """The call there that returns a number."""
@@ -140,12 +154,79 @@ class _Asked:
             found = [*self._sized(node, activation, names), *self._held(node, activation, names)]
             returning = self._numbers.returning(activation, span_of(node))
             if returning is not None:
-                found += self._result(node, activation, returning)
+                found += self._property(node, returning, names)
+                found += [] if found else self._result(node, activation, returning)
+            if isinstance(node, ast.Call) and returning is None:
+                found += self._computed(node, activation, names)
             if found:
                 yield from found
                 return
         for child in ast.iter_child_nodes(node):
             yield from self._parts(child, activation, names)
+
+    def given(self, node: ast.Name, activation: int) -> Iterator[HeldNumber]:
+        """Yield that a tensor is there which a function compares with None, where it is given by a
+        name or by a module: it may be left out of another call."""
+        names = self._names_at(node, activation)
+        if names is None or names.get(node.id, "")[:1] not in ("#", "@"):
+            return
+        function = self._sources.code(activation)
+        if activation == self._place.activation:
+            if self._names.get(node.id) == names[node.id]:
+                yield self._number(node, activation, "name", GIVEN, node.id)
+        elif function is not None and node.id in _parameters(function):
+            for given, caller in self._passed(function, node.id, activation):
+                if isinstance(given, ast.Name):
+                    yield from self.given(given, caller)
+                elif isinstance(given, ast.Attribute):
+                    text = self._spelled(given, caller)
+                    yield self._number(given, caller, "module", GIVEN, text)
+
+    def _spelled(self, node: ast.expr, activation: int) -> str | None:
+        """An attribute of a module as the place spells it; None where no name leads there."""
+        root, parts = path_of(node)
+        word = (self._names_at(node, activation) or {}).get(root, "")
+        path = [part for part in word[1:].split(".") if part] + parts
+        return spelled(self._trail, ".".join(path), self._names) if word.startswith(":") else None
+
+    def _property(self, node: ast.expr, returning: int, names: Names) -> Iterator[HeldNumber]:
+        """A property of a module, which is asked as it is."""
+        root, parts = path_of(node)
+        call = self._trail.activations[returning]
+        if parts and names.get(root, "").startswith(":") and call.caller is not None:
+            text = self._spelled(node, call.caller)
+            yield self._number(node, call.caller, "module", (call.value or "")[1:], text)
+
+    def _computed(self, node: ast.Call, activation: int, names: Names) -> Iterator[HeldNumber]:
+        """What a call makes of objects: how many modules a container holds, or what nothing here
+        says."""
+        func, unknown = node.func, f"value of {ast.unparse(node)}"
+        if isinstance(func, ast.Name) and func.id == "len" and len(node.args) == 1:
+            root, parts = path_of(node.args[0])
+            word = names.get(root, "")
+            path = ".".join([part for part in word[1:].split(".") if part] + parts)
+            held = self._trail.modules.get(path) if word.startswith(":") else None
+            if held and LENGTH in held.plain:
+                text = spelled(self._trail, path, self._names)
+                text = f"len({text})" if text else None
+                yield self._number(node, activation, "module", held.plain[LENGTH], text)
+                return
+        if isinstance(func, ast.Name):
+            locals_ = (
+                each.id
+                for arg in node.args
+                for each in ast.walk(arg)
+                if isinstance(each, ast.Name) and not names.get(each.id)
+            )
+            opaque = func.id in _OF_OBJECTS and any(self._is_local(n, activation) for n in locals_)
+        else:
+            root, parts = path_of(func)
+            word = names.get(root, "")
+            path = ".".join([part for part in word[1:].split(".") if part] + parts)
+            followed = self._numbers.called(activation, span_of(node))
+            opaque = word.startswith(":") and not followed and path not in self._trail.modules
+        if opaque:
+            yield self._number(node, activation, "object", unknown)
 
     def _number(
         self,
@@ -174,7 +255,9 @@ class _Asked:
             held = self._trail.modules.get(".".join(path[:count]))
             value = held and held.plain.get(".".join(path[count:]))
             if value:
-                text = attribute(".".join(path), self._names) if value != CHANGING else None
+                text = (
+                    spelled(self._trail, ".".join(path), self._names) if value != CHANGING else None
+                )
                 yield self._number(node, activation, "module", value, text)
                 return
         around = max(n for n in range(len(path) + 1) if ".".join(path[:n]) in self._trail.modules)
@@ -190,7 +273,7 @@ class _Asked:
 
     def _followed_path(self, node: ast.expr, activation: int) -> tuple[str, list[str]]:
         """The path of an attribute; `cfg.s` is `self.cfg.s` where `cfg = self.cfg` binds it."""
-        root, parts = _path(node)
+        root, parts = path_of(node)
         function = self._sources.code(activation)
         if not parts or function is None or root in _parameters(function):
             return root, parts
@@ -203,7 +286,7 @@ class _Asked:
         value = bound[0] if len(bound) == 1 else None
         if not isinstance(value, ast.Attribute):
             return root, parts
-        root, around = _path(value)
+        root, around = path_of(value)
         return root, [*around, *parts]
 
     def _sized(self, node: ast.expr, activation: int, names: Names) -> Iterator[HeldNumber]:
@@ -215,7 +298,7 @@ class _Asked:
     def _size(
         self, node: ast.expr, tensor: ast.expr, dim: int, activation: int, names: Names
     ) -> Iterator[HeldNumber]:
-        root, parts = _path(tensor)
+        root, parts = path_of(tensor)
         ref = self._sources.value(names.get(root)) if not parts else None
         shape = self._sources.shape(ref) if ref else ()
         if ref and -len(shape) <= dim < len(shape):
@@ -259,21 +342,27 @@ class _Asked:
     ) -> Iterator[HeldNumber]:
         """Yield the numbers that a call passes for a parameter; none for its default, which the
         source says."""
+        for given, caller in self._passed(function, name, activation):
+            if given is None:
+                yield unknown
+            elif isinstance(given, ast.expr):
+                yield from self.of(given, caller)
+
+    def _passed(
+        self, function: Function, name: str, activation: int
+    ) -> Iterator[tuple[ast.expr | bool | None, int]]:
+        """Yield what a call passes for a parameter, and where the call was made: True for its
+        default, None where nothing tells."""
         call = self._trail.activations[activation]
-        if call.caller is None or call.place is None:
-            yield unknown
-            return
-        file = self._sources.file(self._trail.activations[call.caller].file)
-        made = file.expressions.get(call.place)
         given: ast.expr | bool | None = None
-        if isinstance(made, ast.Call):
-            bound = self._is_bound(made, function, call.caller)
-            constants = self._sources.file(call.file).constants
-            given = _given(made, function, name, constants, bound=bound)
-        if given is None:
-            yield unknown
-        elif isinstance(given, ast.expr):
-            yield from self.of(given, call.caller)
+        if call.caller is not None and call.place is not None:
+            file = self._sources.file(self._trail.activations[call.caller].file)
+            made = file.expressions.get(call.place)
+            if isinstance(made, ast.Call):
+                bound = self._is_bound(made, function, call.caller)
+                constants = self._sources.file(call.file).constants
+                given = _given(made, function, name, constants, bound=bound)
+        yield given, activation if call.caller is None else call.caller
 
     def _is_bound(self, call: ast.Call, function: Function, caller: int) -> bool:
         """Whether a call gives its function a first argument that it does not spell: `self`."""
@@ -323,6 +412,10 @@ class _Asked:
             yield from self.of(each, returning)
 
 
+_OF_OBJECTS = ("len", "sum", "min", "max", "int", "float", "abs", "round", "next")
+"""Functions of Python that make a number of what an object holds."""
+
+
 def _conditions(function: Function) -> Iterator[ast.expr]:
     """Yield the conditions that decide the control flow of a function."""
     for node in ast.walk(function):
@@ -330,7 +423,7 @@ def _conditions(function: Function) -> Iterator[ast.expr]:
             yield node.test
 
 
-def _path(node: ast.expr) -> tuple[str, list[str]]:
+def path_of(node: ast.expr) -> tuple[str, list[str]]:
     """`self.layers[0].eps` as its first name and what follows; no name for anything else."""
     parts: list[str] = []
     while not isinstance(node, ast.Name):

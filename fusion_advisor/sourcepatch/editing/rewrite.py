@@ -17,7 +17,7 @@ from typing import TypeGuard
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import Span
+from fusion_advisor.ir.source_trace import Span, Trail
 from fusion_advisor.sourcepatch.editing.sources import (
     Block,
     SourceFile,
@@ -143,6 +143,11 @@ class Edit:
         """Conditions of the guard, any of which keeps the source; () without a guard."""
         return tuple(filter(None, self.guard.split(" or ")))
 
+    def guarded(self, condition: str) -> Edit:
+        """The edit with one more condition, or several, under which the source stays."""
+        conditions = dict.fromkeys(filter(None, (*self.conditions, *condition.split(" or "))))
+        return replace(self, guard=" or ".join(conditions))
+
     @property
     def touched(self) -> tuple[Span, ...]:
         return tuple(span for span, _ in (*self.replaced, *self.inserted))
@@ -171,6 +176,8 @@ class _Top:
     node: ast.expr | ast.AugAssign
     value: Ref | None
     leaves: list[ast.expr] = field(default_factory=list[ast.expr])
+    kept: tuple[str, ...] = ()
+    """Names that the one of these has which its statement computes, once the rest is taken out."""
 
     @property
     def whole(self) -> bool:
@@ -318,7 +325,7 @@ class _Rewriter:
         numbers: dict[Ref | None, int] = {ref: n for n, ref in enumerate(self._call.outputs)}
         for top in tops:
             number = numbers.pop(top.value, None)
-            kept = _targets(top.statement) if number is None else None
+            kept = top.kept if number is None else ()
             leaves: list[tuple[Span, str]] = []
             for leaf in top.leaves:
                 stays = kept and not self._only_views(leaf)
@@ -497,7 +504,19 @@ class _Rewriter:
         rebound += ((target, statement) for target in targets)
         replaced[span_of(statement)] = ""
         for leaf in computed:
-            replaced[span_of(statement)] = f"{' = '.join(targets)} = {self._text(leaf)}"
+            before = {self._sources.value(self._names(statement).get(each)) for each in targets}
+            needed = before & {*self._call.inputs} - {self._value(leaf)}
+            top.kept = (self._fresh(leaf),) if needed else tuple(targets)
+            replaced[span_of(statement)] = f"{' = '.join(top.kept)} = {self._text(leaf)}"
+
+    def _fresh(self, node: ast.expr) -> str:
+        """A name that the function does not have, after the last one of an expression."""
+        names = names_in(self._function) | {
+            a.arg for a in ast.walk(self._function.args) if isinstance(a, ast.arg)
+        }
+        words = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+        word = next((w for w in reversed(words) if not w.startswith("_")), "operand")
+        return next(w for w in (f"{word}{'_' * more}" for more in count()) if w not in names)
 
     def _all_unpacked(self, statement: ast.stmt, tops: Sequence[_Top]) -> bool:
         """Whether a statement, `a, b = ...`, names several values that only the kernel needs, and
@@ -649,8 +668,9 @@ class _Rewriter:
         reading = {
             self._flow.nodes[i].module for i in self._inside if ref in self._flow.operands[i]
         }
-        own = (each for each in trail.tied.get(path, ()) if each.rpartition(".")[0] in reading)
-        return attribute(next(own, path), names)
+        same = trail.tied.get(path, ())
+        own = (each for each in same if each.rpartition(".")[0] in reading)
+        return spelled(trail, next(own, path), names)
 
     def _names(self, statement: ast.stmt) -> dict[str, str]:
         """The words of the names as a statement begins, in the source as it is."""
@@ -676,7 +696,9 @@ class _Rewriter:
                 value = self._value(leaf)
                 word = self._sources.word(value) if value is not None else ""
                 bound = _targets(statement) or ()  # of others a view that hands on made the word
-                changed = {n: word if n in bound else w for n, w in changed.items()}
+                assigned = _targets(ast.parse(text).body[0]) or ()
+                changed = {n: w for n, w in changed.items() if n not in bound}
+                changed |= dict.fromkeys(assigned, word)
             names |= changed
         return names
 
@@ -907,6 +929,17 @@ def attribute(path: str, names: Mapping[str, str]) -> str | None:
         if best is None or len(parts) < best[0]:
             best = len(parts), text
     return best[1] if best else None
+
+
+def spelled(trail: Trail, path: str, names: Mapping[str, str]) -> str | None:
+    """The attribute of a path, or of another path of the same module, where a name holds a module
+    around it; None where none does."""
+    text = attribute(path, names)
+    for first, others in trail.shared.items() if text is None else ():
+        within = path == first or path.startswith(f"{first}.")
+        for other in others if within and text is None else ():
+            text = attribute(other + path[len(first) :], names)
+    return text
 
 
 def _names(refs: set[Ref]) -> str:

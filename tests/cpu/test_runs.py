@@ -1,0 +1,241 @@
+"""Lines that run several times: with other modules, at other sizes, for other arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .test_patch import asking, changed, made
+
+
+def test_a_size_that_a_guard_asks_for_holds_no_other(tmp_path: Path) -> None:
+    """32 is the number of groups and no size: one line serves 64 and 128 channels."""
+    patch = made(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def __init__(self, c):
+                super().__init__()
+                self.norm = nn.GroupNorm(32, c)
+
+            def forward(self, x):
+                return F.silu(self.norm(x))
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = Block(64), Block(128)
+                self.wider = nn.Conv2d(64, 128, 1)
+
+            def forward(self, x):
+                return self.two(self.wider(self.one(x)))
+        """,
+        shape="16, 64, 64, 64",
+    )
+    assert "return fused_model.group_norm_silu" in changed(patch)
+    assert "num_groups != 32" in asking(patch)
+    assert "size(1) !=" not in asking(patch)
+
+
+def test_a_run_of_other_sizes_keeps_the_statements(tmp_path: Path) -> None:
+    """One of four weights is a single element a row, which no kernel gains on."""
+    patch = made(
+        tmp_path,
+        """
+        def standardized(w, eps=1e-5):
+            mean = w.mean(dim=(1, 2), keepdim=True)
+            var = w.var(dim=(1, 2), keepdim=True, unbiased=False)
+            return (w - mean) / torch.sqrt(var + eps)
+
+        class Conv(nn.Module):
+            def __init__(self, taken, given, width):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(given, taken, width))
+
+            def forward(self, x):
+                return F.conv1d(x, standardized(self.weight))
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = Conv(1, 512, 1)
+                self.convs = nn.Sequential(*[Conv(512, 512, 3) for _ in range(3)])
+
+            def forward(self, x):
+                return self.convs(self.first(x))
+        """,
+        shape="8, 1, 1024",
+    )
+    assert patch.diff, (patch.unplaced, patch.patch.refused)
+    assert "size(1) == 1" in asking(patch) + changed(patch)
+
+
+def test_training_is_asked_of_the_modules_of_any_run(tmp_path: Path) -> None:
+    """The first block has an Identity where the second one drops in training."""
+    patch = made(
+        tmp_path,
+        """
+        class Drop(nn.Module):
+            def forward(self, x):
+                return F.dropout(x, 0.1, self.training)
+
+        class Block(nn.Module):
+            def __init__(self, drop):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+                self.scale = nn.Parameter(torch.ones(1024))
+                self.drop = Drop() if drop else nn.Identity()
+
+            def forward(self, x):
+                return x + self.drop(self.scale * self.lin(x))
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.blocks = nn.ModuleList([Block(False), Block(True)])
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                return x
+        """,
+    )
+    assert "return fused_model." in changed(patch)
+    assert "drop.training" in asking(patch)
+
+
+def test_a_module_that_several_hold_is_called_as_each_holds_it(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Bias(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Parameter(torch.zeros(256, 1024))
+
+            def forward(self):
+                return torch.sigmoid(self.table)
+
+        class Block(nn.Module):
+            def __init__(self, bias):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+                self.bias = bias
+
+            def forward(self, x):
+                return torch.softmax(self.lin(x) + self.bias(), -1)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                bias = Bias()
+                self.blocks = nn.ModuleList([Block(bias), Block(bias)])
+
+            def forward(self, x):
+                for block in self.blocks:
+                    x = block(x)
+                return x
+        """,
+        shape="8, 256, 1024",
+    )
+    assert patch.diff, (patch.unplaced, patch.patch.refused)
+    assert "self.bias" in changed(patch)
+    assert "bias.table" in asking(patch)
+
+
+def test_an_operand_takes_no_name_that_the_call_needs(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bias = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                y = x @ x.transpose(1, 2)
+                y = y + self.bias(x)
+                y = y.softmax(-1)
+                return y @ x
+        """,
+        shape="8, 1024, 1024",
+    )
+    text = changed(patch)
+    assert "bias = self.bias(x)" in text
+    assert "y = fused_model.add_softmax" in text
+    assert "(y, bias)" in text
+
+
+def test_a_number_of_modules_is_given_as_the_source_counts_them(tmp_path: Path) -> None:
+    """A model with other layers has another."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.convs = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(4)])
+
+            def forward(self, x):
+                skip = 0
+                for conv in self.convs:
+                    skip = skip + conv(x)
+                return F.leaky_relu(skip / len(self.convs), 0.1)
+        """,
+    )
+    assert "div_leaky_relu(skip, len(self.convs))" in changed(patch)
+
+
+def test_a_number_of_what_nothing_names_is_not_baked_in(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        def weighted(xs):
+            return torch.tanh(xs[0] / len(xs)) * 0.5
+
+        class Model(nn.Module):
+            def forward(self, x):
+                xs = (x, x)
+                return weighted(xs)
+        """,
+    )
+    assert "fused_model.tanh_mul(xs[0] / len(xs))" in changed(patch)
+
+
+def test_an_argument_that_may_be_left_out_is_asked_for(tmp_path: Path) -> None:
+    """The question stands in the function that is called."""
+    patch = made(
+        tmp_path,
+        """
+        def weighted_mean(x, weight=None):
+            if weight is None:
+                return x.mean()
+            return (x * weight).sum() / weight.sum().clamp_min(1e-6)
+
+        class Model(nn.Module):
+            def forward(self, x, weight=None):
+                p = torch.sigmoid(x)
+                return weighted_mean(p * (1 - p), weight)
+        """,
+        shape="8, 32, 1024), torch.empty(8, 32, 1024",
+    )
+    assert "weight is None" in asking(patch)
+
+
+def test_a_dtype_that_a_property_gives_is_asked_for(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(1024, dtype=torch.bfloat16))
+
+            @property
+            def dtype(self):
+                return next(self.parameters()).dtype
+
+            def forward(self, x):
+                return torch.tanh(x * 3.0).to(self.dtype) * self.weight
+        """,
+    )
+    assert "self.dtype is not torch.bfloat16" in changed(patch) or "dtype is not" in asking(patch)
