@@ -19,7 +19,7 @@ from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify, step_us
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.graph import Graph, Rewrite
+from fusion_advisor.ir.graph import Graph, Rewrite, Source
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Least, Moved, Request, Scenario, Sizes
 from fusion_advisor.ir.source_trace import Trail
@@ -64,13 +64,25 @@ Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
 
 @dataclass(frozen=True)
+class Unplaced:
+    """Accepted launches that a patch leaves as they are: what they compute, the line of the first,
+    what their kernels would save beyond what is placed of them, us, and why."""
+
+    computes: str
+    place: Source | None
+    saved_us: float
+    why: str
+
+
+@dataclass(frozen=True)
 class Patched:
     """Patch that held in every scenario that it was tried in, or why it did not.
 
     `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
     not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
     by their launches, why the source cannot express them. `free_us` is the saving of the groups if
-    the source could express every cut, `saved_us` the saving of the patch. `package` names the
+    the source could express every cut, `saved_us` the saving of the patch, `step_us` the time of a
+    step in eager mode. `package` names the
     kernels that existed before; empty where there were none. `ran` says how the model of the diff
     was run on numbers beside the original, or why not, `new_ran` that of `model_new`.
     """
@@ -95,6 +107,9 @@ class Patched:
     rewrites: tuple[Rewrite, ...] = ()
     """Places of the source that mean the same written otherwise, which no patch does: its proof
     holds a model to the launches that it had."""
+    left: tuple[Unplaced, ...] = ()
+    """Groups that are not placed, or in parts alone, those that save most first."""
+    step_us: float = 0.0
 
 
 STAGES = ("capture", "group", "emit", "verify", "try", "report")
@@ -231,6 +246,7 @@ def patch_model(
             kernels_of(standing),
             lambda finding: _written(request, at, finding, rulebook),
         )
+        all_found = found
         found, small = _worthwhile(flow, found, request.least)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
@@ -320,7 +336,8 @@ def patch_model(
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
         folder.name if standing else "", ran, new_ran, searches, trained,
-        flow.annotated.graph.rewrites,
+        flow.annotated.graph.rewrites, tuple(_left_out(flow, all_found, made)),
+        sum(step_us(flow, everything).values()),
     )  # fmt: skip
 
 
@@ -620,6 +637,31 @@ def _worthwhile(
             share = f"{saved / total:.2%} of the step"
             small[each.id] = f"it saves {share}, the threshold is {least.share:.2%}"
     return replace(found, groups=[each for each in found.groups if each.id not in small]), small
+
+
+def _left_out(flow: Dataflow, found: Identified, made: Patch) -> list[Unplaced]:
+    """Groups and sets that the patch leaves out, each but for what is placed of it."""
+    placed = [
+        (frozenset(instance), put.finding.saved_us)
+        for put in made.puts
+        for instance in put.finding.instances
+    ]
+    rows = list[Unplaced]()
+    known = set[int]()
+    reasons = [(each, made.refused.get(each.id, "")) for each in found.groups]
+    reasons += [(each, each.decision.unplaced) for each in found.candidates]
+    reasons = [pair for pair in reasons if pair[1]]
+    for finding, why in sorted(reasons, key=lambda pair: -pair[0].saved_us_total):
+        more = 0.0
+        for instance in finding.instances:
+            if not known.issuperset(instance):
+                own = sum(us for part, us in placed if not part.isdisjoint(instance))
+                more += max(finding.saved_us - own, 0.0)
+        known.update(*finding.instances)
+        if more > 0:
+            place = next((p for n in finding.instances[0] if (p := flow.nodes[n].source)), None)
+            rows.append(Unplaced(finding.computes, place, more, why))
+    return sorted(rows, key=lambda row: -row.saved_us)
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:

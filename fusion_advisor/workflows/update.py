@@ -42,6 +42,7 @@ from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced
 from fusion_advisor.sourcepatch.editing.sequential import SpelledOut
 from fusion_advisor.sourcepatch.editing.sources import Sources
 from fusion_advisor.sourcepatch.equivalence import difference
+from fusion_advisor.sourcepatch.given import given_numbers
 from fusion_advisor.sourcepatch.other_sizes import Serving, widened
 from fusion_advisor.sourcepatch.placement import Patch
 from fusion_advisor.sourcepatch.trial import Trial, run_trial
@@ -110,6 +111,8 @@ def update_kernels(
     ):
         listener.stage("capture")
         seen = capture_everywhere(request.scenario, graph_of, device, pool)
+        if not request.pairs:
+            seen = seen.given(given_numbers(_sources(seen.flow.annotated.graph), seen.flow))
         flow = replace(seen.flow, asked=_asked(seen.flow.annotated.graph, kernels_of(standing)))
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("emit")
@@ -194,9 +197,8 @@ class _Calls:
     def __init__(self, flow: Dataflow, serving: Serving) -> None:
         self._serving = serving
         graph = flow.annotated.graph
-        assert graph.trail is not None  # asked for
-        self._flow, self._trail = flow, graph.trail
-        self._sources = Sources(graph, SpelledOut().trail(graph.trail), {})
+        self._sources = _sources(graph)
+        self._flow, self._trail = flow, self._sources.trail
         self._launches: dict[int, list[int]] = {}
         """Launches of each run of a reference, by its activation."""
         for number, node in enumerate(flow.nodes):
@@ -233,7 +235,10 @@ class _Calls:
         if not self._serves_all(decision, every.values()):
             raise NotPlaced("its calls give it tensors of different forms")
         names, results = _signature(text)
-        if [*expressed.inputs] != self._given(run, names):
+        tensors = len(names) - len(expressed.numbers)
+        numbers = [number.name for number in expressed.numbers]
+        same = [*expressed.inputs] == self._given(run, names[:tensors])
+        if not same or numbers != names[tensors:]:
             raise NotPlaced("it would take other arguments")
         if len(expressed.outputs) != results:
             raise NotPlaced("it would have other results, of which the model uses some")
@@ -256,6 +261,11 @@ class _Calls:
             if isinstance(step, Moment) and step.activation == run
         )
         return [self._sources.value(begun.names.get(name)) for name in names]
+
+
+def _sources(graph: Graph) -> Sources:
+    assert graph.trail is not None  # asked for
+    return Sources(graph, SpelledOut().trail(graph.trail), {})
 
 
 def _run_of(graph: Graph, node: Node) -> int | None:

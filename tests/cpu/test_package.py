@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.codegen.header import body, read_stamp, stamped
+from fusion_advisor.codegen.header import body, does, read_stamp, stamped
 from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, older, read_package, stale
 from fusion_advisor.ir.scenario import Least, Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
@@ -436,3 +436,34 @@ def test_a_source_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n" + MODEL.encode())
     with pytest.raises(UsageError, match=r"model.py: byte 28 is not UTF-8: save the file as UTF-8"):
         again(tmp_path)
+
+
+NORMED = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.GroupNorm(32, 64), nn.SiLU(), nn.Conv2d(64, 64, 1))
+
+    def forward(self, x):
+        return self.block(x)
+
+
+def get_inputs():
+    return [torch.empty(16, 64, 64, 64)]
+"""
+
+
+def test_kernels_that_are_given_numbers_are_written_anew_as_they_were(tmp_path: Path) -> None:
+    """An eps is given, the 32 groups are no size: neither is known from the kernel's text alone."""
+    (tmp_path / "model.py").write_text(NORMED)
+    applied(tmp_path)
+    before = kernels(tmp_path)
+    made_older(tmp_path)
+    made = brought_up(tmp_path)
+    assert made.left == {}
+    assert made.written == ("group_norm_silu",)
+    assert does(kernels(tmp_path)["group_norm_silu"]) == does(before["group_norm_silu"])

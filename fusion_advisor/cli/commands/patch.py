@@ -92,15 +92,30 @@ def patch(
             diff=out is not None, model_new=model_new is not None, operators=operators,
             searcher=searcher,
         )  # fmt: skip
-    return _written(made, out, model_new, operators=operators)
+    return _written(made, out, model_new, operators=operators, verbose=options.verbose)
+
+
+_LEFT = 12
+"""Groups left out that are named without `--verbose`."""
 
 
 def _written(
-    made: Patched, out: Path | None, model_new: Path | None = None, *, operators: bool = False
+    made: Patched,
+    out: Path | None,
+    model_new: Path | None = None,
+    *,
+    operators: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Says what became of the groups, and writes what was asked for where it holds."""
     from fusion_advisor.report.formats import wording
 
+    if made.free_us and not operators:
+        saved, free = wording.time(made.saved_us), wording.time(made.free_us)
+        tell(
+            f"placed: {saved} of the {free} that kernels would save "
+            f"({made.saved_us / made.free_us:.0%}); a step takes {wording.time(made.step_us)}"
+        )
     for put in made.patch.puts:
         places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
         backward = made.backward.get(put.kernel)
@@ -112,18 +127,15 @@ def _written(
         )
         for line in searched_lines(made.searches.get(put.finding.name)):
             tell(line)
-    for name, reason in made.patch.refused.items():
-        tell(f"{name} is left out: {reason}")
-    for launches, reason in made.unplaced.items():
-        tell(f"cannot be written as one call: {launches}: {reason}")
+    shown = made.left if verbose else made.left[:_LEFT]
+    for each in shown:
+        where = f"{_beneath(each.place.file, made.root)}:{each.place.line}, " if each.place else ""
+        tell(f"left out: {each.computes}: {where}{wording.time(each.saved_us)}: {each.why}")
+    if len(shown) < len(made.left):
+        rest = wording.time(max(each.saved_us for each in made.left[_LEFT:]))
+        tell(f"left out: {len(made.left) - _LEFT} more of up to {rest} each: --verbose names them")
     for note in dict.fromkeys(_rewrite(each, made.root) for each in made.rewrites):
         tell(note)
-    lost = made.free_us - made.saved_us
-    if lost > 0:
-        tell(
-            f"the source cannot express groups that would save {wording.time(lost)} more "
-            f"of {wording.time(made.free_us)}"
-        )
     _refuse_wrong(made.wrong)
     _tell_outdated(made.patch, made.root)
     left = False

@@ -198,8 +198,8 @@ class _Asked:
             yield self._number(node, call.caller, "module", (call.value or "")[1:], text)
 
     def _computed(self, node: ast.Call, activation: int, names: Names) -> Iterator[HeldNumber]:
-        """What a call makes of objects: how many modules a container holds, or what nothing here
-        says."""
+        """Number that a call makes of objects: how many modules a container holds, or one that
+        nothing here says."""
         func, unknown = node.func, f"value of {ast.unparse(node)}"
         if isinstance(func, ast.Name) and func.id == "len" and len(node.args) == 1:
             root, parts = path_of(node.args[0])
