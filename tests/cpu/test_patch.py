@@ -25,7 +25,7 @@ from fusion_advisor.workflows.patch import Patched, patch_model
 
 from . import spawned
 from .checks import CRITERION
-from .in_process import captured
+from .in_process import captured, captured_as_asked
 from .spawned import run_script
 
 HEAD = """
@@ -49,14 +49,22 @@ class Norm(nn.Module):
 """
 
 
-def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "8, 32, 1024") -> Patched:
-    """The patch of a file with a model, kernels unchecked."""
+def made(
+    folder: Path,
+    body: str,
+    *,
+    mode: str = "eval",
+    shape: str = "8, 32, 1024",
+    resized: bool = False,
+) -> Patched:
+    """The patch of a file with a model, kernels unchecked; with `resized` at other sizes, too."""
     file = folder / "model.py"
     inputs = f"\n\ndef get_inputs():\n    return [torch.empty({shape})]\n"
     file.write_text(HEAD + textwrap.dedent(body) + inputs)
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    return patch_model(request, folder.resolve(), captured=captured)
+    capturing = captured if resized else captured_as_asked
+    return patch_model(request, folder.resolve(), captured=capturing)
 
 
 def changed(patch: Patched) -> str:
