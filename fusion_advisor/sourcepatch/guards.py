@@ -250,7 +250,8 @@ class Guards:
         names: Mapping[str, str],
         only_dtype: bool,
     ) -> Iterator[str]:
-        if only_dtype:
+        other_dtype = any(other.differs == "dtype" for other in self.others)
+        if only_dtype or (not other_dtype and self._converts(place, edit)):
             yield self._of_dtype(edit, names)
         for other in self.others:
             there = _computed(other.sources, place.block, edit)
@@ -265,6 +266,25 @@ class Guards:
                 yield "torch.is_autocast_enabled()"
             else:
                 yield self._of_dtype(edit, names)
+
+    def _converts(self, place: SourcePlace, edit: Edit) -> bool:
+        """Whether what an edit replaces asks for a dtype: where the model was not seen in another,
+        that may be its inputs'."""
+        held = self.sources.held.get(place, {}).items()
+        nodes = (
+            n for step, at in held if edit.takes(at.span) for n in self.sources.made.get(step, ())
+        )
+        file = self.sources.file(edit.file)
+        texts = (
+            each
+            for s, _ in edit.replaced
+            if (each := file.expressions.get(s) or file.statements.get(s))
+        )
+        return any(node.op == "aten._to_copy.default" for node in nodes) or any(
+            isinstance(n, ast.Attribute) and n.attr in _CONVERTING
+            for each in texts
+            for n in ast.walk(each)
+        )
 
     def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
         """Condition that a tensor has another dtype than it was captured in."""
@@ -349,6 +369,10 @@ class Guards:
     @cached_property
     def _readers(self) -> list[tuple[Sources, HeldNumbers]]:
         return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
+
+
+_CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
+"""Attributes of tensors that give or take a dtype."""
 
 
 def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -> None:

@@ -960,6 +960,7 @@ def test_a_number_of_a_size_is_given(tmp_path: Path) -> None:
                 return y.sum(1) / x.shape[1] + 2.0
         """,
         shape="1, 512, 1024",
+        resized=True,
     )
     assert patch.saved_us == patch.free_us
     assert "return tanh_exp_add_sum(x, x.size(1))" in asking(patch)

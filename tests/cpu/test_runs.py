@@ -239,3 +239,25 @@ def test_a_dtype_that_a_property_gives_is_asked_for(tmp_path: Path) -> None:
         """,
     )
     assert "self.dtype is not torch.bfloat16" in changed(patch) or "dtype is not" in asking(patch)
+
+
+def test_a_dtype_is_asked_for_where_the_model_runs_in_no_other(tmp_path: Path) -> None:
+    """The file builds model and inputs in bfloat16; whoever uses the model may cast both."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                y = torch.tanh(self.lin(x).float()) * 3.0
+                return y.to(x.dtype)
+
+        def get_model():
+            return Model().to(torch.bfloat16)
+        """,
+        shape="8, 32, 1024, dtype=torch.bfloat16",
+    )
+    assert "x.dtype != torch.bfloat16" in asking(patch)
