@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from fusion_advisor.ir.graph import FLOATS, GivenNumber, Tensor
+from fusion_advisor.region.alike import Alike
 from fusion_advisor.region.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.region.exprs import INDEX, Expr, Pool, depends_on, needed
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
@@ -598,21 +599,33 @@ class Builder(Pool):
         if len(set(sizes)) == 1:
             (which,), inner = self.new_axis(len(values)), values[0].dims[dim]
             self.pin([inner])
-            for number, value in enumerate(values):
+            for value in values:
                 self.axes.unify(inner, value.dims[dim])
-                here = self.reckon("eq", self.place((which,)), self.whole(number))
-                parts.append((here, self.pulled(value.id, {}, here, every=True)))
-            joined: AxisList = (which, *inner)
-        else:
-            joined, start = self.new_axis(sum(sizes)), 0
-            for value, size in zip(values, sizes, strict=True):
-                where = self.reckon("sub", self.place(joined), self.whole(start))
-                guard = self.within(where, size, start > 0, start + size < sum(sizes))
-                axes = self.axes.resolve(value.dims[dim])
-                self.pinned.update(axes)
-                places = self._places(axes, where)
-                parts.append((guard, self.pulled(value.id, places, guard, every=size == 1)))
-                start += size
+
+            def chosen(numbers: Sequence[int]) -> int:
+                *first, (_, found) = [
+                    (
+                        here := self.reckon("eq", self.place((which,)), self.whole(position)),
+                        self.pulled(number, {}, here, every=True),
+                    )
+                    for position, number in enumerate(numbers)
+                ]
+                for guard, part in reversed(first):
+                    found = self.choose(guard, part, found)
+                return found
+
+            alike = Alike(self, which, self.axes.resolve, chosen)
+            found = alike.value(tuple(value.id for value in values))
+            return self.seen(found, _with(others, dim, (which, *inner)), values[0].logical)
+        joined, start = self.new_axis(sum(sizes)), 0
+        for value, size in zip(values, sizes, strict=True):
+            where = self.reckon("sub", self.place(joined), self.whole(start))
+            guard = self.within(where, size, start > 0, start + size < sum(sizes))
+            axes = self.axes.resolve(value.dims[dim])
+            self.pinned.update(axes)
+            places = self._places(axes, where)
+            parts.append((guard, self.pulled(value.id, places, guard, every=size == 1)))
+            start += size
         *first, (_, found) = parts
         for guard, part in reversed(first):
             found = self.choose(guard, part, found)
