@@ -257,6 +257,7 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
     if plain_class is not torch.nn.Module and cls.forward is plain_class.forward:
         own = vars(module).items()
         plain = {name: value for name, value in own if name[0] != "_" and name != "training"}
+        plain |= dict.fromkeys(_left_out(module))
         kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
         if isinstance(module, Sized):
             plain[LENGTH] = len(module)
@@ -272,8 +273,16 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
     forward = getattr(cls, "forward", None)  # of a script an instance alone has it
     code = getattr(forward, "__code__", None)
     texts = _texts(values) | {name: CHANGING for name in values if name in bound}
+    if plain_class is not torch.nn.Module:
+        texts |= dict.fromkeys(_left_out(module), "None")
+        given |= {*_left_out(module)}
     inherited = tuple(sorted(given & texts.keys()))
     return ModuleAttributes(cls.__name__, code.co_filename if code else "", texts, inherited)
+
+
+def _left_out(module: torch.nn.Module) -> list[str]:
+    """The parameters that a module was built without: `bias=False`."""
+    return [name for name, parameter in module._parameters.items() if parameter is None]
 
 
 def _given(cls: type) -> Iterator[str]:

@@ -18,10 +18,17 @@ from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, GIVEN, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
-from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers, path_of
+from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers, conditions, path_of
 from fusion_advisor.sourcepatch.editing.outline import can_be_outlined
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, spelled
-from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
+from fusion_advisor.sourcepatch.editing.sources import (
+    Block,
+    Function,
+    SourcePlace,
+    Sources,
+    assigned,
+    names_in,
+)
 from fusion_advisor.sourcepatch.given import Held
 from fusion_advisor.sourcepatch.other_sizes import SIZED
 
@@ -97,6 +104,8 @@ class Guards:
             **dict.fromkeys(self._elsewhere(place, edit, here, names, only_dtype)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
             **dict.fromkeys(self._numbers(place, edit, passed)),
+            **dict.fromkeys(self._told_apart(place, edit, names)),
+            **dict.fromkeys(self._dropping(place, edit, names)),
         }
         return " or ".join(conditions)
 
@@ -251,7 +260,8 @@ class Guards:
         only_dtype: bool,
     ) -> Iterator[str]:
         other_dtype = any(other.differs == "dtype" for other in self.others)
-        if only_dtype or (not other_dtype and self._converts(place, edit)):
+        converts = not other_dtype and self._converts(place, edit)
+        if only_dtype or converts or self._decides_by_dtype(place, edit):
             yield self._of_dtype(edit, names)
         for other in self.others:
             there = _computed(other.sources, place.block, edit)
@@ -286,6 +296,17 @@ class Guards:
             for n in ast.walk(each)
         )
 
+    def _decides_by_dtype(self, place: SourcePlace, edit: Edit) -> bool:
+        """Whether a function that an edit's text calls asks for a dtype to decide what it does."""
+        codes = map(self.sources.code, self.sources.called(place, edit.takes))
+        return any(
+            isinstance(node, ast.Attribute) and node.attr == "dtype"
+            for code in codes
+            if code is not None
+            for condition in conditions(code)
+            for node in ast.walk(condition)
+        )
+
     def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
         """Condition that a tensor has another dtype than it was captured in."""
         for name, word in names.items():
@@ -318,6 +339,11 @@ class Guards:
                 of_torch = held.kind.startswith("torch.")
                 asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
                 yield asked.format(text, held.kind)
+            if not self._constructors.says_parameters(path):
+                held_too = (f"{path}.{each}" in trail.placeholders for each in _PARAMETERS)
+                for name, there in zip(_PARAMETERS, held_too, strict=True):
+                    if there and text is not None:
+                        yield f"{text}.{name} is None"
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
             for name in held.inherited if held.file else held.plain:
                 value = held.plain[name]
@@ -325,9 +351,75 @@ class Guards:
                     continue
                 if value not in given and not value.startswith("'"):
                     continue
+                if name in _PARAMETERS and self._constructors.says_parameters(path):
+                    continue
                 if text is None:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
                 yield _differs(f"{text}.{name}", value)
+
+    # What was the same by chance.
+
+    def _replaced(self, edit: Edit) -> Iterator[ast.AST]:
+        """Yield the nodes of the text that an edit replaces."""
+        file = self.sources.file(edit.file)
+        for span, _ in edit.replaced:
+            node = file.expressions.get(span) or file.statements.get(span)
+            yield from ast.walk(node) if node is not None else ()
+
+    def _told_apart(
+        self, place: SourcePlace, edit: Edit, names: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Conditions that two names or attributes of the replaced text are no longer one tensor, or
+        one module, which the kernel is given once."""
+        function = self.sources.code(place.activation)
+        first = dict[Ref, str]()
+        read = [n.id for n in self._replaced(edit) if isinstance(n, ast.Name)]
+        for name in dict.fromkeys(read):
+            ref = self.sources.value(names.get(name))
+            if ref is None or function is None:
+                continue
+            other = first.setdefault(ref, name)
+            if name != other and not (
+                _follows(function, name, other) or _follows(function, other, name)
+            ):
+                yield f"{name} is not {other}"
+        trail, tied = self.sources.trail, dict[tuple[str, ...], str]()
+        owners = {other: first for first, others in trail.shared.items() for other in others}
+        for node in self._replaced(edit):
+            root, parts = (
+                path_of(node) if isinstance(node, ast.Attribute | ast.Subscript) else ("", [])
+            )
+            word = names.get(root, "")
+            if not word.startswith(":") or not parts:
+                continue
+            path, text = ".".join([*filter(None, word[1:].split(".")), *parts]), ast.unparse(node)
+            if path in owners:
+                same = spelled(trail, owners[path], names)
+                if same not in (None, text):
+                    yield f"{text} is not {same}"
+            same = tied.setdefault(trail.tied.get(path, (path,)), text)
+            if same != text:
+                yield f"{text} is not {same}"
+
+    def _dropping(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
+        """Conditions that a dropout trains which dropped nothing when the model was captured: its
+        share may be another one later."""
+        for node in self._replaced(edit):
+            if not isinstance(node, ast.Call):
+                continue
+            root, parts = path_of(node.func)
+            word = names.get(root, "")
+            path = ".".join([*filter(None, word[1:].split(".")), *parts])
+            held = self.sources.trail.modules.get(path) if word.startswith(":") else None
+            if held is not None and held.kind.startswith("torch.nn.") and "Dropout" in held.kind:
+                yield f"{ast.unparse(node.func)}.training"
+            elif (parts or [root])[-1] == "dropout":
+                given = [*node.args, *(each.value for each in node.keywords)]
+                yield from (
+                    ast.unparse(each)
+                    for each in given
+                    if isinstance(each, ast.Attribute) and each.attr == "training"
+                )
 
     # Another number.
 
@@ -337,7 +429,11 @@ class Guards:
         seen = self._seen(place.block, edit)
         for number in _read(*self._readers[0], place, edit):
             here = number.file, number.span
-            if len(seen[here]) > 1 or any(each.has(*here) for each in passed):
+            if any(each.has(*here) for each in passed):
+                continue
+            if len(seen[here]) > 1:
+                if number.of == "module" and number.text and CHANGING not in seen[here]:
+                    yield f"{number.text} not in ({', '.join(sorted(seen[here]))})"
                 continue
             if number.text:
                 yield _differs(number.text, number.value)
@@ -371,8 +467,28 @@ class Guards:
         return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
 
 
+_PARAMETERS = ("weight", "bias")
+"""Parameters that torch's modules may be built without."""
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
 """Attributes of tensors that give or take a dtype."""
+
+
+def _follows(function: Function, name: str, other: str) -> bool:
+    """Whether a name is always bound to what another one has, or to what that hands on:
+    `residual = x`, `y = x.float()`."""
+    bound = [
+        value
+        for node in ast.walk(function)
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name) and target.id == name
+    ]
+    roots = [
+        value.func.value
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+        else value
+        for value in bound
+    ]
+    return bool(roots) and all(isinstance(r, ast.Name) and r.id == other for r in roots)
 
 
 def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -> None:
@@ -403,18 +519,16 @@ def _read(
     sources: Sources, reader: HeldNumbers, place: SourcePlace, edit: Edit
 ) -> Iterator[HeldNumber]:
     """The numbers of the expressions that an edit removes from a place."""
-    calls: set[int] = set()
     for step, standing in sources.held.get(place, {}).items():
         if not edit.takes(standing.span):
             continue
-        calls |= {*sources.beneath(step, place)}
         found = reader.read(step, place, edit.lines[0])
         made = sources.made.get(step, ())
         if any(node.op not in SIZED for node in made):
             yield from found
         elif made:  # sizes that follow from those of tensors are no numbers
             yield from (number for number in found if number.of == "module")
-    for call in sorted(calls):
+    for call in sources.called(place, edit.takes):
         yield from reader.steering(call, place, edit.lines[0])
 
 

@@ -261,3 +261,166 @@ def test_a_dtype_is_asked_for_where_the_model_runs_in_no_other(tmp_path: Path) -
         shape="8, 32, 1024, dtype=torch.bfloat16",
     )
     assert "x.dtype != torch.bfloat16" in asking(patch)
+
+
+def asked(folder: Path, body: str, shape: str = "8, 32, 1024") -> str:
+    """The source and the guards of a patch."""
+    patch = made(folder, body, shape=shape)
+    assert patch.diff, (patch.unplaced, patch.patch.refused)
+    functions = [t for p, t in patch.patch.after.items() if p.name == "or_eager.py"]
+    return "\n".join([changed(patch), *functions])
+
+
+def test_two_arguments_that_were_one_tensor_are_told_apart(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        class Gate(nn.Module):
+            def forward(self, q, k):
+                return torch.sigmoid(q) * torch.tanh(k) + q * k
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate = Gate()
+
+            def forward(self, x):
+                return self.gate(x, x)
+        """,
+    )
+    assert "k is not q" in text
+
+
+def test_a_default_that_another_argument_gives_is_told_apart(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x, ctx=None):
+                ctx = x if ctx is None else ctx
+                return torch.sigmoid(x) * torch.tanh(ctx) + 1.0
+        """,
+    )
+    assert "ctx is not x" in text
+
+
+def test_what_a_name_is_always_bound_to_is_not_asked(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                residual = x
+                return torch.sigmoid(x) * torch.tanh(residual) + 1.0
+        """,
+    )
+    assert "is not" not in text
+
+
+def test_two_modules_that_were_one_are_told_apart(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self, tied=True):
+                super().__init__()
+                self.one = nn.LayerNorm(1024)
+                self.two = self.one if tied else nn.LayerNorm(1024)
+
+            def forward(self, x):
+                return torch.tanh(self.one(x)) + self.two(x * 2.0)
+        """,
+    )
+    assert "two is not" in text
+
+
+def test_a_dropout_of_nothing_is_asked_whether_it_trains(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        class Path(nn.Module):
+            def __init__(self, share):
+                super().__init__()
+                self.share = share
+
+            def forward(self, x):
+                if self.share == 0.0 or not self.training:
+                    return x
+                return x * (torch.rand_like(x[..., :1]) > self.share)
+
+        class Model(nn.Module):
+            def __init__(self, p=0.0):
+                super().__init__()
+                self.drop, self.path, self.p = nn.Dropout(p), Path(p), p
+
+            def forward(self, x):
+                y = self.path(self.drop(torch.tanh(x) * 2.0)) + x
+                y = y @ y.transpose(1, 2) @ y
+                return F.dropout(torch.tanh(y) * 2.0, self.p, self.training) + y
+        """,
+    )
+    assert "drop.training" in text
+    assert "path.share != 0.0" in text
+    assert "self.training" in text or "training or" in text or "if training" in text
+
+
+def test_a_parameter_that_a_module_may_lack_is_asked_for(tmp_path: Path) -> None:
+    body = """
+        class Model(nn.Module):
+            def __init__(self, bias={bias}):
+                super().__init__()
+                self.norm = nn.LayerNorm(1024, bias=bias)
+                self.sure = nn.LayerNorm(1024)
+
+            def forward(self, x):
+                y = torch.tanh(self.norm(x))
+                return torch.tanh(self.sure(y @ y.transpose(1, 2) @ y))
+        """
+    for folder in (tmp_path / "with", tmp_path / "without"):
+        folder.mkdir()
+    text = asked(tmp_path / "with", body.replace("{bias}", "True"))
+    assert "norm.bias is None" in text
+    assert "norm.bias is not None" in asked(tmp_path / "without", body.replace("{bias}", "False"))
+    assert "sure.bias is" not in text
+
+
+def test_a_dtype_that_a_function_asks_for_is_asked(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        def limited(x):
+            if x.dtype == torch.float16:
+                x = x.clamp(-1, 1)
+            return torch.tanh(x) * 2.0
+
+        class Model(nn.Module):
+            def forward(self, x):
+                return limited(x * 3.0)
+        """,
+    )
+    assert "x.dtype != torch.float32" in text
+
+
+def test_a_number_that_differs_where_it_decides_nothing_is_asked_for(tmp_path: Path) -> None:
+    text = asked(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def __init__(self, n):
+                super().__init__()
+                self.n = n
+
+            def forward(self, x):
+                return torch.tanh(x ** max(3.0, self.n / 100)) + x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = Block(8), Block(9)
+
+            def forward(self, x):
+                y = self.one(x)
+                return self.two(y @ y.transpose(1, 2) @ y)
+        """,
+    )
+    assert "n not in (8, 9)" in text

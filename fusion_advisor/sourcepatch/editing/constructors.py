@@ -17,6 +17,9 @@ from fusion_advisor.sourcepatch.editing.sources import SourceFile, assigned
 _CHANGING = {"append", "extend", "insert", "pop", "add_module", "register_module", "update"}
 """Methods that change which modules a container holds."""
 
+_FLAGS = ("bias", "affine", "elementwise_affine")
+"""Arguments that decide which parameters a module of torch has."""
+
 Parts = dict[str, ast.expr]
 """Arguments that a call puts into a container, by their names there."""
 _Made = tuple[SourceFile, ast.Call]
@@ -47,6 +50,15 @@ class Constructors:
         """Whether the class that holds a module says of which class that is, by its name."""
         found, kind = self.of(path), self._trail.modules[path].kind
         return found is not None and _called(found[1]) == kind.rpartition(".")[2]
+
+    def says_parameters(self, path: str) -> bool:
+        """Whether the call that makes a module spells which parameters that has."""
+        found = self.of(path)
+        return found is not None and all(
+            keyword.arg is not None
+            and (keyword.arg not in _FLAGS or isinstance(keyword.value, ast.Constant))
+            for keyword in found[1].keywords
+        )
 
     def length(self, path: str) -> int | None:
         """How many modules a container holds; None where the source does not spell that."""

@@ -80,7 +80,7 @@ class HeldNumbers:
     def steering(self, activation: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
         """Yield the numbers in the conditions of a call that was made from a place."""
         function, asked = self.sources.code(activation), _Asked(self, place, line)
-        for condition in _conditions(function) if function else ():
+        for condition in conditions(function) if function else ():
             yield from asked.of(condition, activation)
             for node in ast.walk(condition):
                 match node:
@@ -408,7 +408,7 @@ class _Asked:
         if not results:
             yield unknown
         asked = [result.value for result in results if result.value is not None]
-        for each in (*asked, *(_conditions(function) if function else ())):
+        for each in (*asked, *(conditions(function) if function else ())):
             yield from self.of(each, returning)
 
 
@@ -416,7 +416,7 @@ _OF_OBJECTS = ("len", "sum", "min", "max", "int", "float", "abs", "round", "next
 """Functions of Python that make a number of what an object holds."""
 
 
-def _conditions(function: Function) -> Iterator[ast.expr]:
+def conditions(function: Function) -> Iterator[ast.expr]:
     """Yield the conditions that decide the control flow of a function."""
     for node in ast.walk(function):
         if isinstance(node, (ast.If, ast.IfExp, ast.While)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -409,14 +409,15 @@ class Sources:
             yield at, here
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
-    def beneath(self, step: int, place: SourcePlace) -> Iterator[int]:
-        """The calls in which an evaluation was made that a place's call led to."""
-        made = self.trail.steps[step]
-        assert isinstance(made, Evaluation)  # a place holds no other steps
-        for at, _ in self.chain(made.activation, made.place):
-            if at == place.activation:
-                return
-            yield at
+    def called(self, place: SourcePlace, taken: Callable[[Span], bool]) -> list[int]:
+        """The calls that a place's text makes where a predicate holds, with those that they make,
+        whether they launch anything or hand on what they are given."""
+        calls, found = self.trail.activations, set[int]()
+        for number, call in enumerate(calls):  # a caller comes before what it calls
+            here = call.caller == place.activation and call.place is not None and taken(call.place)
+            if here or call.caller in found:
+                found.add(number)
+        return sorted(found)
 
     def _walk(self) -> None:
         evaluating = self._evaluating()
@@ -436,7 +437,7 @@ class Sources:
 
     def _evaluating(self) -> set[tuple[str, str]]:
         """The functions, by file and name, in which a node of the graph was ever made, or that
-        return what Python holds."""
+        return what Python holds, or a tensor."""
         calls = self.trail.activations
         seen: set[int] = set()
         for step in self.trail.steps:
@@ -444,7 +445,7 @@ class Sources:
             while at is not None and at not in seen:
                 seen.add(at)
                 at = calls[at].caller
-        seen |= {n for n, call in enumerate(calls) if (call.value or "").startswith("=")}
+        seen |= {n for n, call in enumerate(calls) if (call.value or "")[:1] in ("=", "#", "@")}
         return {(calls[number].file, calls[number].function) for number in seen}
 
     def _moment(self, step: Moment) -> None:
