@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.graph import Arg, GivenNumber, Node
+from fusion_advisor.ir.graph import Arg, GivenNumber, Node, Ref
 from fusion_advisor.ir.source_trace import Evaluation, ModuleAttributes, Span
 from fusion_advisor.ops.given import HANDED_ON, written_out
 from fusion_advisor.region.builder import NARROW_FLOATS
@@ -31,7 +31,8 @@ Argument = tuple[str, int]
 @dataclass(frozen=True)
 class Held:
     """Origin of a number: an expression of the source, whose `leaves` are the numbers that
-    it is made of, with their values; or an attribute of a module whose code is torch's."""
+    it is made of, with their values; an attribute of a module whose code is torch's; or a dimension
+    of a tensor, whose `size` torch's own code counts by."""
 
     step: int
     file: str = ""
@@ -39,6 +40,7 @@ class Held:
     leaves: tuple[tuple[Span, str], ...] = ()
     module: str = ""
     attribute: str = ""
+    size: tuple[Ref, int] | None = None
     literal: str = ""
     """The number as an op was given it, whole or not."""
 
@@ -102,6 +104,13 @@ class GivenNumbers:
         names: Mapping[str, str],
     ) -> str:
         missing = f"line {line}: no name there has {number.name}, a number of its kernel"
+        if held.size is not None:
+            ref, dim = held.size
+            value = self.reader.sources.value
+            name = next((name for name, word in names.items() if value(word) == ref), "")
+            if not name:
+                raise NotPlaced(missing)
+            return f"{name}.size({dim})"
         if held.span is None:
             owner = spelled(self.reader.sources.trail, held.module, names)
             if not owner:
@@ -120,10 +129,13 @@ class GivenNumbers:
         return ast.unparse(tree)
 
 
-def given_numbers(sources: Sources, flow: Dataflow) -> GivenNumbers:
-    """Find the numbers of a graph that ops hand on and the source holds."""
+def given_numbers(
+    sources: Sources, flow: Dataflow, resized: Sequence[Dataflow] = ()
+) -> GivenNumbers:
+    """Find the numbers of a graph that ops hand on and the source holds, or torch takes of a size;
+    `resized` are the same launches at other sizes."""
     reader = HeldNumbers(sources)
-    finder = _Finder(sources, reader)
+    finder = _Finder(sources, reader, resized)
     held: dict[Argument, Held] = {}
     numbers: dict[Argument, GivenNumber] = {}
     for node in flow.nodes:
@@ -138,6 +150,7 @@ def given_numbers(sources: Sources, flow: Dataflow) -> GivenNumbers:
 class _Finder:
     sources: Sources
     reader: HeldNumbers
+    resized: Sequence[Dataflow] = ()
 
     def of(self, node: Node, flow: Dataflow) -> Iterator[tuple[int, GivenNumber, Held]]:
         """The numbers of a node, with their positions and where they are held."""
@@ -146,7 +159,11 @@ class _Finder:
         more = bool(node.kwargs) or len(node.args) > max(places, default=0) + 1
         if not values or more or node.step is None or not _in_float32(node, flow):
             return
-        found = {p: self._held(node, v) for p, v in values.items() if v is not None}
+        found = {
+            p: self._held(node, v) or self._of_size(node, p, v, flow)
+            for p, v in values.items()
+            if v is not None
+        }
         known = {p: each for p, each in found.items() if each is not None}
         if not self._makes_more(node, known):
             yield from ((place, *each) for place, each in known.items())
@@ -179,6 +196,32 @@ class _Finder:
                 found[text] = GivenNumber(value, key, _last_name(tree)), held
         found |= self._of_torch(node, value)
         return next(iter(found.values())) if len(found) == 1 else None
+
+    def _of_size(
+        self, node: Node, place: int, value: float, flow: Dataflow
+    ) -> tuple[GivenNumber, Held] | None:
+        """Number that torch's own code takes of a size, as `batchmean` does: what a name holds has
+        that size, here and wherever the number is another."""
+        assert node.step is not None
+        there = [
+            (each, number)
+            for each in self.resized
+            if (number := _value(written_out(each.nodes[each.position[node.name]]).args[place]))
+        ]
+        if len({value, *(number for _, number in there)}) == 1 or len(there) < len(self.resized):
+            return None
+        standing = self.sources.standing[node.step]
+        at = [*standing][-1] if standing else None
+        line = standing[at].statement.line if at else 0
+        names = self.sources.names.get(at, {}).get(line, {}) if at else {}
+        for ref in filter(None, map(self.sources.value, names.values())):
+            for dim, size in enumerate(flow.annotated.tensors[ref].shape):
+                if size == value and all(
+                    each.annotated.tensors[ref].shape[dim] == number for each, number in there
+                ):
+                    key = (ref, dim)
+                    return GivenNumber(value, key, "size"), Held(node.step, size=key)
+        return None
 
     def _expressions(self, step: int, leaves: Sequence[HeldNumber]) -> Iterator[ast.expr]:
         """The operands of the expression that made a node that are made of numbers alone which

@@ -219,7 +219,8 @@ def patch_model(
         within = _within(root if diff else model, folder)
         placement = _placement(originals, within, seen.resized, operators=operators)
         if not (operators or request.pairs):
-            seen = seen.given(given_numbers(placement.sources, seen.flow))
+            others = [each.flow for each in seen.resized if alike(seen.flow, each.flow)]
+            seen = seen.given(given_numbers(placement.sources, seen.flow, others))
         flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
         if not operators:
             flow = replace(

@@ -424,3 +424,22 @@ def test_a_number_that_differs_where_it_decides_nothing_is_asked_for(tmp_path: P
         """,
     )
     assert "n not in (8, 9)" in text
+
+
+def test_a_size_that_torch_counts_by_is_given(tmp_path: Path) -> None:
+    """The mean over the batch: no text of the source has that number."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x, y):
+                return F.kl_div(
+                    F.log_softmax(x, -1), F.log_softmax(y, -1), log_target=True,
+                    reduction="batchmean",
+                )
+        """,
+        shape="8192, 1024), torch.empty(8192, 1024",
+        resized=True,
+    )
+    assert "fused_model.kl_div_div(" in changed(patch)
+    assert "x.size(0))" in changed(patch)
