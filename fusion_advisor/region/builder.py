@@ -603,16 +603,12 @@ class Builder(Pool):
                 self.axes.unify(inner, value.dims[dim])
 
             def chosen(numbers: Sequence[int]) -> int:
-                *first, (_, found) = [
-                    (
-                        here := self.reckon("eq", self.place((which,)), self.whole(position)),
-                        self.pulled(number, {}, here, every=True),
-                    )
-                    for position, number in enumerate(numbers)
+                guards = [
+                    self.reckon("eq", self.place((which,)), self.whole(position))
+                    for position in range(len(numbers))
                 ]
-                for guard, part in reversed(first):
-                    found = self.choose(guard, part, found)
-                return found
+                pairs = zip(guards, numbers, strict=True)
+                return self._first_of([(g, self.pulled(n, {}, g, every=True)) for g, n in pairs])
 
             alike = Alike(self, which, self.axes.resolve, chosen)
             found = alike.value(tuple(value.id for value in values))
@@ -626,10 +622,15 @@ class Builder(Pool):
             places = self._places(axes, where)
             parts.append((guard, self.pulled(value.id, places, guard, every=size == 1)))
             start += size
+        found = self._first_of(parts)
+        return self.seen(found, _with(others, dim, joined), values[0].logical)
+
+    def _first_of(self, parts: Sequence[tuple[int | None, int]]) -> int:
+        """The first of some values whose condition holds; the last one's always does."""
         *first, (_, found) = parts
         for guard, part in reversed(first):
             found = self.choose(guard, part, found)
-        return self.seen(found, _with(others, dim, joined), values[0].logical)
+        return found
 
     def _lined_up(self, values: Sequence[Value], dim: int) -> Dims:
         """The common dimensions of values that are concatenated along `dim`."""

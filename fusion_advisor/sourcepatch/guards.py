@@ -18,7 +18,7 @@ from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, GIVEN, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
-from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers, conditions, path_of
+from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers, conditions
 from fusion_advisor.sourcepatch.editing.outline import can_be_outlined
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, spelled
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -27,6 +27,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     SourcePlace,
     Sources,
     assigned,
+    held_path,
     names_in,
 )
 from fusion_advisor.sourcepatch.given import Held
@@ -155,14 +156,11 @@ class Guards:
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
         found = list[str]()
         for text in dict.fromkeys(edit.taken.operands):
-            root, path = path_of(ast.parse(text, mode="eval").body)
-            word = names.get(root, "")
-            if word.startswith(":") and path:
-                held = ".".join([part for part in word[1:].split(".") if part] + path)
-                placeholders = self.sources.trail.placeholders
-                word = f"@{placeholders.index(held)}" if held in placeholders else ""
-            elif path:
-                continue
+            node, placeholders = ast.parse(text, mode="eval").body, self.sources.trail.placeholders
+            held = held_path(node, names)
+            word = names.get(node.id, "") if isinstance(node, ast.Name) else ""
+            if held in placeholders:
+                word = f"@{placeholders.index(held)}"
             ref = self.sources.value(word)
             shape = self.sources.shape(ref) if ref else ()
             found += (f"{text}.size({dim}) == {size}" for dim, size in enumerate(shape))
@@ -284,16 +282,9 @@ class Guards:
         nodes = (
             n for step, at in held if edit.takes(at.span) for n in self.sources.made.get(step, ())
         )
-        file = self.sources.file(edit.file)
-        texts = (
-            each
-            for s, _ in edit.replaced
-            if (each := file.expressions.get(s) or file.statements.get(s))
-        )
         return any(node.op == "aten._to_copy.default" for node in nodes) or any(
-            isinstance(n, ast.Attribute) and n.attr in _CONVERTING
-            for each in texts
-            for n in ast.walk(each)
+            isinstance(node, ast.Attribute) and node.attr in _CONVERTING
+            for node in self._replaced(edit)
         )
 
     def _decides_by_dtype(self, place: SourcePlace, edit: Edit) -> bool:
@@ -386,13 +377,11 @@ class Guards:
         trail, tied = self.sources.trail, dict[tuple[str, ...], str]()
         owners = {other: first for first, others in trail.shared.items() for other in others}
         for node in self._replaced(edit):
-            root, parts = (
-                path_of(node) if isinstance(node, ast.Attribute | ast.Subscript) else ("", [])
-            )
-            word = names.get(root, "")
-            if not word.startswith(":") or not parts:
+            held = isinstance(node, ast.Attribute | ast.Subscript)
+            path = held_path(node, names) if held else None
+            if path is None:
                 continue
-            path, text = ".".join([*filter(None, word[1:].split(".")), *parts]), ast.unparse(node)
+            text = ast.unparse(node)
             if path in owners:
                 same = spelled(trail, owners[path], names)
                 if same not in (None, text):
@@ -407,13 +396,11 @@ class Guards:
         for node in self._replaced(edit):
             if not isinstance(node, ast.Call):
                 continue
-            root, parts = path_of(node.func)
-            word = names.get(root, "")
-            path = ".".join([*filter(None, word[1:].split(".")), *parts])
-            held = self.sources.trail.modules.get(path) if word.startswith(":") else None
+            path = held_path(node.func, names)
+            held = None if path is None else self.sources.trail.modules.get(path)
             if held is not None and held.kind.startswith("torch.nn.") and "Dropout" in held.kind:
                 yield f"{ast.unparse(node.func)}.training"
-            elif (parts or [root])[-1] == "dropout":
+            elif ast.unparse(node.func).rpartition(".")[2] == "dropout":
                 given = [*node.args, *(each.value for each in node.keywords)]
                 yield from (
                     ast.unparse(each)

@@ -710,14 +710,12 @@ def _placement(
     """Placement over the source as it ran in every scenario, the one asked for first, and at other
     sizes."""
     (_, asked, flow), *others = originals
-    trails = [_trail(each) for _, _, each in originals]
-    trails += [_trail(each.flow) for each in resized]
+    flows = [*(each for _, _, each in originals), *(each.flow for each in resized)]
+    trails = [_trail(each) for each in flows]
     spelled = spelled_out(trails, editable)
-    graphs = [each.annotated.graph for _, _, each in originals]
-    graphs += [each.flow.annotated.graph for each in resized]
     seen = [
-        Sources(graph, spelled.trail(trail), spelled.files)
-        for graph, trail in zip(graphs, trails, strict=True)
+        Sources(each.annotated.graph, spelled.trail(trail), spelled.files)
+        for each, trail in zip(flows, trails, strict=True)
     ]
     sources, at_sizes = seen[: len(originals)], seen[len(originals) :]
 

@@ -443,3 +443,14 @@ def test_a_size_that_torch_counts_by_is_given(tmp_path: Path) -> None:
     )
     assert "fused_model.kl_div_div(" in changed(patch)
     assert "x.size(0))" in changed(patch)
+
+
+def test_a_model_that_is_a_sequential_of_ones_own_blocks(tmp_path: Path) -> None:
+    """No class of the user's holds the blocks."""
+    text = asked(
+        tmp_path,
+        """
+        Model = lambda: nn.Sequential(Norm(1024), nn.Linear(1024, 1024))
+        """,
+    )
+    assert "fused_model.rms_norm" in text

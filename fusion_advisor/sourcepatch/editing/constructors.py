@@ -31,12 +31,23 @@ class Constructors:
     def __init__(self, trail: Trail, read: Callable[[str], SourceFile]) -> None:
         self._trail = trail
         self._read = read
+        self._known: dict[str, _Made | None] = {}
 
     def of(self, path: str) -> _Made | None:
+        """The call that makes the module at a path, and its file, as `_found` says; each is asked
+        for in every set that a search judges."""
+        if path not in self._known:
+            self._known[path] = self._found(path)
+        return self._known[path]
+
+    def _found(self, path: str) -> _Made | None:
         """The call that makes the module at a path, and its file; None where the classes make it at
         several places, or out of sight."""
         held, parts = self._trail.modules, path.split(".")
-        around = next(n for n in range(len(parts) - 1, -1, -1) if held[".".join(parts[:n])].file)
+        depths = (n for n in range(len(parts) - 1, -1, -1) if held[".".join(parts[:n])].file)
+        around = next(depths, None)
+        if around is None:  # a class of torch's is the model
+            return None
         owner = held[".".join(parts[:around])]
         name, *within = parts[around:]
         found = self._given(self._read(owner.file), owner.kind, name)

@@ -21,7 +21,9 @@ from fusion_advisor.sourcepatch.editing.sources import (
     Function,
     SourcePlace,
     Sources,
+    held_path,
     names_in,
+    path_of,
     span_of,
 )
 
@@ -184,16 +186,14 @@ class _Asked:
 
     def _spelled(self, node: ast.expr, activation: int) -> str | None:
         """An attribute of a module as the place spells it; None where no name leads there."""
-        root, parts = path_of(node)
-        word = (self._names_at(node, activation) or {}).get(root, "")
-        path = [part for part in word[1:].split(".") if part] + parts
-        return spelled(self._trail, ".".join(path), self._names) if word.startswith(":") else None
+        path = held_path(node, self._names_at(node, activation) or {})
+        return None if path is None else spelled(self._trail, path, self._names)
 
     def _property(self, node: ast.expr, returning: int, names: Names) -> Iterator[HeldNumber]:
         """A property of a module, which is asked as it is."""
-        root, parts = path_of(node)
         call = self._trail.activations[returning]
-        if parts and names.get(root, "").startswith(":") and call.caller is not None:
+        held = isinstance(node, ast.Attribute) and held_path(node, names) is not None
+        if held and call.caller is not None:
             text = self._spelled(node, call.caller)
             yield self._number(node, call.caller, "module", (call.value or "")[1:], text)
 
@@ -202,11 +202,9 @@ class _Asked:
         nothing here says."""
         func, unknown = node.func, f"value of {ast.unparse(node)}"
         if isinstance(func, ast.Name) and func.id == "len" and len(node.args) == 1:
-            root, parts = path_of(node.args[0])
-            word = names.get(root, "")
-            path = ".".join([part for part in word[1:].split(".") if part] + parts)
-            held = self._trail.modules.get(path) if word.startswith(":") else None
-            if held and LENGTH in held.plain:
+            path = held_path(node.args[0], names)
+            held = None if path is None else self._trail.modules.get(path)
+            if path is not None and held and LENGTH in held.plain:
                 text = spelled(self._trail, path, self._names)
                 text = f"len({text})" if text else None
                 yield self._number(node, activation, "module", held.plain[LENGTH], text)
@@ -220,11 +218,9 @@ class _Asked:
             )
             opaque = func.id in _OF_OBJECTS and any(self._is_local(n, activation) for n in locals_)
         else:
-            root, parts = path_of(func)
-            word = names.get(root, "")
-            path = ".".join([part for part in word[1:].split(".") if part] + parts)
+            path = held_path(func, names)
             followed = self._numbers.called(activation, span_of(node))
-            opaque = word.startswith(":") and not followed and path not in self._trail.modules
+            opaque = path is not None and not followed and path not in self._trail.modules
         if opaque:
             yield self._number(node, activation, "object", unknown)
 
@@ -421,20 +417,6 @@ def conditions(function: Function) -> Iterator[ast.expr]:
     for node in ast.walk(function):
         if isinstance(node, (ast.If, ast.IfExp, ast.While)):
             yield node.test
-
-
-def path_of(node: ast.expr) -> tuple[str, list[str]]:
-    """`self.layers[0].eps` as its first name and what follows; no name for anything else."""
-    parts: list[str] = []
-    while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            parts.append(str(node.slice.value))
-        else:
-            return "", []
-        node = node.value
-    return node.id, parts[::-1]
 
 
 def _size(node: ast.expr) -> tuple[ast.expr | None, int | None]:

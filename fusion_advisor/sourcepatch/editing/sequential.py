@@ -9,13 +9,13 @@ says that number.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fusion_advisor.ir.source_trace import SEQUENTIAL, Evaluation, Moment, Span, Trail
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
-from fusion_advisor.sourcepatch.editing.sources import SourceFile, span_of
+from fusion_advisor.sourcepatch.editing.sources import SourceFile, held_path, span_of
 
 _MOST = 60
 """Modules of a call that is spelled out, at most: Python's parser nests two hundred parentheses."""
@@ -294,25 +294,10 @@ def _call_at(file: SourceFile, span: Span, chain: Chain) -> ast.Call | None:
 def _is_held(node: ast.expr) -> bool:
     """Whether a path of attributes and numbers leads from a name to a module."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
-        if isinstance(node, ast.Subscript) and not _number(node).isdigit():
+        if isinstance(node, ast.Subscript) and not ast.unparse(node.slice).isdigit():
             return False
         node = node.value
     return isinstance(node, ast.Name)
-
-
-def _number(node: ast.Subscript) -> str:
-    return ast.unparse(node.slice)
-
-
-def _path(node: ast.expr, names: Mapping[str, str]) -> str | None:
-    """The path of the module that an expression is where some names hold modules."""
-    if isinstance(node, ast.Name):
-        word = names.get(node.id, "")
-        return word[1:] if word.startswith(":") else None
-    assert isinstance(node, (ast.Attribute, ast.Subscript))
-    above = _path(node.value, names)
-    part = node.attr if isinstance(node, ast.Attribute) else _number(node)
-    return None if above is None else f"{above}.{part}".removeprefix(".")
 
 
 def _always(
@@ -328,7 +313,7 @@ def _always(
     statement = file.enclosing(call)[-1]
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     paths = {
-        _path(call.func, step.names)
+        held_path(call.func, step.names)
         for step in trail.steps
         if isinstance(step, Moment)
         and step.line in lines

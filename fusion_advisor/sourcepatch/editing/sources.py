@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -42,6 +42,29 @@ def stored_in(node: ast.AST) -> set[str]:
     """The names that a piece of source binds or deletes, but for attributes."""
     names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
     return {each.id for each in names if not isinstance(each.ctx, ast.Load)}
+
+
+def path_of(node: ast.expr) -> tuple[str, list[str]]:
+    """`self.layers[0].eps` as its first name and what follows; no name for anything else."""
+    parts: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            parts.append(str(node.slice.value))
+        else:
+            return "", []
+        node = node.value
+    return node.id, parts[::-1]
+
+
+def held_path(node: ast.expr, names: Mapping[str, str]) -> str | None:
+    """The path of a module, or of what it holds, where `names` has the words of the local names;
+    None for what begins with no module."""
+    root, parts = path_of(node)
+    word = names.get(root, "")
+    inside = [*filter(None, word[1:].split(".")), *parts]
+    return ".".join(inside) if word.startswith(":") else None
 
 
 @dataclass(frozen=True)
