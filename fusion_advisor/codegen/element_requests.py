@@ -8,14 +8,15 @@ lane needs one; so the count is an upper bound, and exact for loads without a gu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.blocked import row_walks
 from fusion_advisor.schedules.layout import Access, Group, spanned
 from fusion_advisor.schedules.reducing import walks
+from fusion_advisor.schedules.row_walks import row_walks
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,16 @@ class ElementRequests:
             pairs = zip(phase.region.all("load"), phase.loads, strict=True)
             found |= {a.name for n, a in pairs if n not in own and a.name.startswith("in")}
         return len(found) * self._rows * self.parts
+
+    def read_back(self) -> dict[int, int]:
+        """Elements that one launch requests of each stored value that it reads back."""
+        step = self.step
+        if not step.chunked:
+            return {}
+        times = Counter(v for walk in row_walks(step.region, step.along) for v in walk.back)
+        pairs = zip(step.region.outputs, step.stores, strict=True)
+        stores = {output.value: store for output, store in pairs}
+        return {value: count * self._store(stores[value]) for value, count in times.items()}
 
     def left(self, stores: Sequence[Access]) -> int:
         """Elements that one launch stores."""
@@ -97,7 +108,7 @@ class ElementRequests:
         times = max((again.get(number, 1) for number in numbers), default=1)
         if step.chunked:
             found = row_walks(region, step.along)
-            times *= max(sum(bool(numbers & walk) for walk in found), 1)
+            times *= max(sum(bool(numbers & walk.made) for walk in found), 1)
         return times
 
     def _store(self, store: Access) -> int:

@@ -259,14 +259,20 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         step = kernel.step
         asked = ElementRequests(step, sizes)
         for number, (read, written, word_bytes) in enumerate(_launched(kernel, sizes)):
-            loads_asked += asked.about(number)
+            back = asked.read_back()
+            loads_asked += asked.about(number) + sum(back.values())
             loads_asked += asked.by(read) + asked.parts * word_bytes[0] // WORD_BYTES
             stores_asked += asked.left(written) + word_bytes[1] // WORD_BYTES
             for loads in by_storage(read):
                 own = {load.name: tensors[load.name] for load in loads}
                 touched = loaded_bytes(step.region, loads, own, sizes)
                 loaded = None if loaded is None or touched is None else loaded + touched
-            loaded = None if loaded is None else loaded + word_bytes[0]
+            again = sum(
+                prod(sizes[a] for a in output.axes) * output.tensor.itemsize
+                for output in step.region.outputs
+                if output.value in back
+            )
+            loaded = None if loaded is None else loaded + word_bytes[0] + again
             stored += word_bytes[1] + sum(
                 prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
                 for access in written
@@ -389,7 +395,7 @@ def _launched(
     for last, exchange in enumerate((*step.exchanges, None)):
         end = len(step.phases) if exchange is None else step.phases.index(exchange) + 1
         run = step.phases[:end]
-        asked = {number for phase in run for number in phase.region.all("load")}
+        asked = {number for phase in run for number in phase.region.all("load")} | step.ahead
         taken = sum(words(each) for each in step.exchanges[:last])
         left = words(exchange) if exchange else 0
         yield (

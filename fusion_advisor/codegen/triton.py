@@ -10,6 +10,7 @@ from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.tile.program import (
     Across,
     Address,
+    Barrier,
     Begin,
     Block,
     Broadcast,
@@ -64,6 +65,8 @@ class Triton(Text):
             case Store(address, value, mask):
                 held = f", mask={self.whole(mask)}" if mask else ""
                 return [f"tl.store({self.listed((address, value))}{held})"]
+            case Barrier():
+                return ["tl.debug_barrier()"]
             case _:
                 return super().lines(statement)
 

@@ -168,7 +168,7 @@ class FlatSchedule(Table):
     block: Elements
     warps: Warps
     single_elements_per_thread: Elements
-    """Elements of a thread where no two of them are one access, at most."""
+    """Elements of a thread at most, where the number of elements makes accesses short."""
     serial_elements: Elements
     """Positions that a lane combines in sequence, at most."""
     unrolled_elements: Elements
@@ -191,14 +191,20 @@ class RowSchedule(Table):
     unrolled_elements: Elements
     """Loads of a thread in flight where its walk is unrolled."""
     max_warps: Warps
-    tile_elements: Elements
-    """Elements of a tile of contiguous rows, which one warp has."""
+    tile_bytes: Bytes
+    """Bytes of the widest tensor in a tile of contiguous rows."""
     across_elements: Elements
-    """Elements of a tile of rows that lie across contiguous memory."""
+    """Elements of a tile of rows that lie across contiguous memory, at most."""
+    line_bytes: Bytes
+    """Bytes of each position of such rows in a tile, at most."""
     across_elements_per_thread: Elements
-    """Elements of a thread there, for each that it loads at once."""
+    """Elements of a thread there."""
     single_elements_per_thread: Elements
-    """Elements of a thread in a tile of one stored row that comes one element at a time."""
+    """Elements of a thread in a tile of one stored row that comes one element at a time, where it
+    is short or several tensors have such rows."""
+    combined_elements_per_thread: Elements
+    """Elements of a thread where rows of one tensor are read and no result has elements along them.
+    """
     walking_elements: Elements
     """Elements of a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs
@@ -304,7 +310,9 @@ class TiledSchedule(Table):
     elements: Elements
     elements_per_thread: Elements
     side: Elements
-    """Side of the square tile, where a tensor lies across the others."""
+    across_elements: Elements
+    """Longest side and elements of the tile where a tensor lies across the others."""
+    across_elements_per_thread: Elements
     least_groups: Dimensions
     """Dimensions that do not merge, from which on a flat kernel loses time on index arithmetic."""
 

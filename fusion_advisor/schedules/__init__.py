@@ -14,7 +14,6 @@ SCHEDULES = (tiled, flat, cooperative, row, carried, split, blocked)
 
 OFFERS = (
     "base",
-    "blocked",
     "bodies",
     "body",
     "cooperative_body",
@@ -22,6 +21,7 @@ OFFERS = (
     "layout",
     "names",
     "reducing",
+    "row_walks",
     "select",
 )
 """The modules that other rooms may import."""

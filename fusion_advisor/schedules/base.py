@@ -156,6 +156,17 @@ class Step:
         return tuple(phase for phase in self.phases if phase.parts)
 
     @property
+    def ahead(self) -> frozenset[int]:
+        """Loads, by number, of what each row has of its own: programs that wait for each other have
+        them on their way before."""
+        if not self.phases or self.phases[-1].parts or self.phases[-1].inner != self.inner:
+            return frozenset()
+        depends, known = self.region.depends, len(self.region.exprs)
+        loads = (n for n in self.phases[-1].region.all("load") if n < known)
+        own = (n for n in loads if depends[n] - self.along)
+        return frozenset(n for n in own if depends[n] & self.along)
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         return (*self.outer, *((self.parts,) if self.parts else ()), *self.inner)
 

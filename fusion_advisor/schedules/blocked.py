@@ -1,13 +1,13 @@
 """Rows that do not fit on chip, one program each: the program walks its row chunk by chunk, once
-for each pass of dependent reductions and once for the results that lie along the row. A scan is
-carried from chunk to chunk.
+for each pass of dependent reductions and once for the results along the row that need them. A scan
+is carried from chunk to chunk.
 
 Later passes find the row in the L2 when the rows of all resident programs fit there together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -16,9 +16,9 @@ from fusion_advisor.region.primitives import LONG, MONOIDS
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
-from fusion_advisor.schedules.layout import reach, traced
-from fusion_advisor.schedules.online import passes
+from fusion_advisor.schedules.layout import reach
 from fusion_advisor.schedules.reducing import row_axes
+from fusion_advisor.schedules.row_walks import RowWalk, row_walks
 from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "blocked"
@@ -53,10 +53,7 @@ def chunks(
     apart = serial if parts is None else serial | {parts}
     laid = rows_of(region, inner, apart)
     numbers = rulebook.schedules.blocked
-    rows = 1
-    if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
-        most = numbers.scan_rows if scanned_across(region, numbers) == 1 else numbers.rows_across
-        rows = min(most.count, power_of_two(laid.count))
+    rows = _neighbours(laid, device, rulebook, alone=parts is None)
     share = rulebook.schedules.split if parts is not None else numbers
     longest, each = share.chunk_elements.count, share.elements_per_thread.count
     stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
@@ -79,6 +76,23 @@ def chunks(
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, row_walks(region, inner), rows, device, rulebook)
     return replace(step, serial=serial, read_again=again)
+
+
+def _neighbours(laid: Rows, device: Device, rulebook: Rulebook, *, alone: bool) -> int:
+    """Neighbouring rows that a program walks, where they lie across contiguous memory: as many as
+    are read in whole lines, or in whole sectors where too few programs would walk whole rows
+    `alone`."""
+    numbers = rulebook.schedules.blocked
+    nbytes = rulebook.schedules.row.sector_bytes.count
+    if laid.coalesced(nbytes) == 1:
+        return 1
+    sector = laid.coalesced(nbytes, stored=False)
+    most = numbers.scan_rows if scanned_across(laid.region, numbers) == 1 else numbers.rows_across
+    rows = min(most.count, power_of_two(laid.count))
+    each = rulebook.schedules.row.programs_per_multiprocessor.count
+    while alone and rows > sector and laid.count < rows * each * device.multiprocessor.count.count:
+        rows //= 2
+    return rows
 
 
 def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
@@ -120,29 +134,6 @@ def _check_scans(region: Region) -> None:
         raise Refused("no-schedule", "scans in both directions need the whole row on chip")
 
 
-def row_walks(region: Region, inner: frozenset[int]) -> list[set[int]]:
-    """What each walk over a row needs: the operands of a pass, or the results along the row."""
-    found: list[set[int]] = []
-    known: set[int] = set()
-    for one in passes(region, inner):
-        needed = {n for number in one.found for n in _until(region, number, known)}
-        known |= one.found
-        found.append(needed)
-    along = [out.value for out in region.outputs if region.depends[out.value] & inner]
-    if along:
-        found.append({n for number in along for n in _until(region, number, known)})
-    return found
-
-
-def _until(region: Region, number: int, known: set[int]) -> set[int]:
-    """What a value is made from, not looking behind reductions that are known already."""
-
-    def further(one: int) -> Iterable[int]:
-        return (arg for arg in region.exprs[one].args if arg not in known)
-
-    return traced([number], further).passed
-
-
 def walked_twice(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
     """Are rows so long that programs which walk them again find nothing in the L2?"""
     return bool(_read_again(region, inner, row_walks(region, inner), 1, device, rulebook))
@@ -151,22 +142,27 @@ def walked_twice(region: Region, inner: frozenset[int], device: Device, rulebook
 def _read_again(
     region: Region,
     inner: frozenset[int],
-    walks: list[set[int]],
+    walks: Sequence[RowWalk],
     rows: int,
     device: Device,
     rulebook: Rulebook,
 ) -> int:
-    """Bytes that the walks after a tensor's first fetch from HBM again."""
+    """Bytes that the walks after a tensor's first, or after a result is stored, fetch from HBM."""
     numbers = rulebook.schedules.blocked
     again = resident = 0
     for number in region.all("load"):
         tensor = region.inputs[region.exprs[number].input]
-        times = sum(number in walk for walk in walks)
+        times = sum(number in walk.made for walk in walks)
         if not region.depends[number] & inner or not times:
             continue
         again += (times - 1) * tensor.bytes
         share = prod(region.sizes[a] for a in region.depends[number] & inner)
         resident += share * rows * tensor.itemsize
+    for output in region.outputs:
+        times = sum(output.value in walk.back for walk in walks)
+        again += times * output.tensor.bytes
+        share = prod(region.sizes[axis] for axis in output.axes & inner)
+        resident += min(times, 1) * share * rows * output.tensor.itemsize
     held = resident * device.multiprocessor.count.count * numbers.programs_resident.count
     fits = held <= numbers.l2_share.value * device.memory.l2.count
     return 0 if fits else again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,9 +10,11 @@ from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
 from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import reach, traced
-from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
+from fusion_advisor.schedules.online import Moments, Pass, Rescaled
+from fusion_advisor.schedules.row_walks import RowWalk, row_walks
 from fusion_advisor.tile.program import (
     Across,
+    Barrier,
     Begin,
     Cast,
     Elementwise,
@@ -38,7 +40,7 @@ LOWEST, ZERO = Literal("-inf"), Literal("0.0")
 
 @dataclass
 class ChunkedBody(Body):
-    """One loop over the row for each pass of reductions, and one for what lies along it."""
+    """One loop over the row for each pass of reductions, and one for results that need them."""
 
     start: ClassVar[Tile] = START
     share: ClassVar[Tile] = PART
@@ -75,30 +77,39 @@ class ChunkedBody(Body):
 
     def _results(self) -> None:
         region = self.region
-        for one in passes(region, self._inner):
-            self._pass(one)
+        walks = row_walks(region, self._inner)
+        for walk in walks:
+            if walk.found is not None:
+                self._pass(walk.found, walk)
         pairs = list(zip(region.outputs, self.step.stores, strict=True))
         apart = [(o, a) for o, a in pairs if not self._inner & region.depends[o.value]]
-        along = [(o, a) for o, a in pairs if self._inner & region.depends[o.value]]
         self._emit([output.value for output, _ in apart])
         for output, access in apart:
             self._store(access, self.value(output.value))
-        if not along:
+        last = walks[-1] if walks else None
+        if last is None or last.found is not None:
             return
-        self._hoist(self._of_rows([output.value for output, _ in along]))
+        self._hoist(self._of_rows(last.stored, last.back))
         self._carried = {n: self._begin_scan(n) for n in region.all("scan")}
-        inside = self._open()
-        self._emit([output.value for output, _ in along])
-        for output, access in along:
-            self._store(access, self.value(output.value))
+        inside = self._open(last)
+        self._store_along(last)
         scans = {region.exprs[n].reverse for n in self._carried}
-        again = not scans and any(passes(region, self._inner))
+        again = not scans and len(walks) > 1
         self._close(inside, backwards=again or True in scans)
 
-    def _of_rows(self, wanted: Iterable[int]) -> set[int]:
-        """What some values along the row use of the row as a whole."""
+    def _store_along(self, walk: RowWalk) -> None:
+        """Results along the row, within a walk."""
+        self._emit(walk.stored)
+        for output, access in zip(self.region.outputs, self.step.stores, strict=True):
+            if output.value in walk.stored:
+                self._store(access, self.value(output.value))
+
+    def _of_rows(self, wanted: Iterable[int], back: Collection[int] = ()) -> set[int]:
+        """What some values along the row use of the row as a whole, where others are read back."""
 
         def further(number: int) -> Iterable[int] | None:
+            if number in back:
+                return ()
             within = (self._inner | self.step.serial) & self.region.depends[number]
             return self.region.exprs[number].args if within else None
 
@@ -112,12 +123,22 @@ class ChunkedBody(Body):
             if not isinstance(self.value(number), Name):
                 self._assign(number, self.value(number))
 
-    def _open(self) -> Scope:
+    def _open(self, walk: RowWalk) -> Scope:
+        """The inside of a walk, with what it reads back."""
+        if walk.back:
+            self.scope.body.append(Barrier())
         inside = Scope(places={"col": "col"})
         inside.head += self._columns(START)
         if self.several:
             inside.head.append(Let(("mask",), Name("row_mask") & Name("col_mask")))
         self.scopes.append(inside)
+        for output, access in zip(self.region.outputs, self.step.stores, strict=True):
+            if output.value in walk.back:
+                held = self.region.exprs[output.value].dtype
+                name = self.names.claim(self._wish(output.value))
+                value = self._read(access, held)
+                value = value if held == access.tensor.dtype else Cast(value, held)
+                inside.values[output.value] = inside.let(name, value)
         return inside
 
     def _begin_scan(self, number: int) -> Name:
@@ -154,19 +175,20 @@ class ChunkedBody(Body):
             end = least(begin + PART, cols)
         self.scope.body.append(For("start", begin, end, COLS, inside.block(), stages=stages))
 
-    def _pass(self, one: Pass) -> None:
+    def _pass(self, one: Pass, walk: RowWalk) -> None:
         """A loop that carries what the reductions of one pass have so far."""
         region = self.region
         operands = [region.exprs[n].args[0] for n in one.plain]
         operands += [region.exprs[r.total].args[0] for r in one.rescaled]
         operands += [m.value for m in one.moments]
         carried = {r.peak for r in one.rescaled}
-        self._hoist(self._of_rows(operands) - self._made_from(carried))
+        wanted = self._of_rows([*operands, *walk.stored], walk.back)
+        self._hoist(wanted - self._made_from(carried))
         totals = {n: self._begin(n) for n in one.plain if n not in carried}
         peaks = {n: self._begin_peak(n) for n in sorted(carried)}
         sums = {r.total: self._begin(r.total) for r in one.rescaled}
         spreads = [(m, self._begin_moments(m)) for m in one.moments]
-        inside = self._open()
+        inside = self._open(walk)
         for number, name in totals.items():
             expr = region.exprs[number]
             self._emit(expr.args)
@@ -176,6 +198,7 @@ class ChunkedBody(Body):
             self._grow(number, name, [r for r in one.rescaled if r.peak == number], sums)
         for moments, spread in spreads:
             self._deviate(moments, spread)
+        self._store_along(walk)
         self._close(inside)
         for number, name in totals.items():
             self._assign(number, self._reduce(region.exprs[number], name))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from fusion_advisor.region.primitives import LONG
 from fusion_advisor.schedules.base import Step, power_of_two, words
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, Scope
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.launch import Constant
-from fusion_advisor.schedules.layout import Access, reach
+from fusion_advisor.schedules.layout import Access, reach, traced
 from fusion_advisor.tile.program import (
     Address,
+    Block,
     Cast,
     DeviceCall,
     Do,
@@ -26,6 +28,9 @@ from fusion_advisor.tile.program import (
     Tile,
     tile,
 )
+
+_ACROSS = ("reduce", "scan", "taken")
+"""Operations whose result hangs on other lanes."""
 
 STEP, PART, PEER = map(Name, ("STEP", "part", "peer"))
 WAITS = STEP < 0
@@ -44,6 +49,9 @@ class _Shared:
     """Expressions below this number are those of the whole region in every phase."""
     large: Mapping[int, tuple[int, int]]
     """Of those, sums that are not less than one: of exp(value - maximum), each with these two."""
+    long: frozenset[int] = frozenset()
+    """Values along the row that are made of what is loaded alone, in many instructions: they are
+    kept, and all else is made anew for each walk."""
     results: frozenset[str] = frozenset()
     """What the kernel leaves in memory, results and what a later kernel finishes: all else that a
     phase gives stays in registers."""
@@ -51,6 +59,8 @@ class _Shared:
     """What earlier phases left in registers, by the name that it would have in memory."""
     loads: dict[int, Tile] = field(default_factory=dict[int, Tile])
     """What they loaded, as it lies in memory where that is narrow."""
+    worked: dict[int, Tile] = field(default_factory=dict[int, Tile])
+    """Those of `long` that are made."""
     scalars: dict[Address, Tile] = field(default_factory=dict[Address, Tile])
     """What they loaded for all lanes, by its pointer."""
     walks: int = 0
@@ -94,9 +104,12 @@ class CooperativeBody(Body):
         apart = {total: exprs[exprs[term].args[0]] for total, term in self._large.items()}
         large = {t: (expr.args[0], expr.args[1]) for t, expr in apart.items() if expr.op == "sub"}
         results = frozenset(store.name for store in self.step.stores)
-        shared = _Shared(len(exprs), large, results)
+        shared = _Shared(len(exprs), large, self._long(), results)
         before, first = 0, True
         places: dict[str, str] = {"row": "row", "col": "col"}
+        last = self._phase(self.step.phases[-1], places, shared)
+        if isinstance(last, _Rest):
+            self.scope.body += last.read_ahead(self.step.ahead)
         for phase in self.step.phases:
             self.scope.body += self._phase(phase, places, shared).statements()
             if phase.parts:
@@ -108,10 +121,32 @@ class CooperativeBody(Body):
             assert isinstance(exchanged, If), "a launch ends behind an exchange, or goes on"
             self.scope.body = [*before, replace(exchanged, body=inside.block())]
 
+    def _long(self) -> frozenset[int]:
+        """What is long to make from what is loaded; of values that are made from each other, those
+        that something else reads."""
+        region = self.region
+        loaded = {
+            number
+            for number in region.live
+            if region.depends[number] & self._inner
+            and not any(region.exprs[n].op in _ACROSS for n in {number, *reach(region, number)})
+        }
+        outside = [n for n in region.live if n not in loaded]
+        read = {arg for n in outside for arg in region.exprs[n].args}
+        read |= {output.value for output in region.outputs}
+        found = set[int]()
+        for number in sorted(loaded & read):
+            made = traced([number], lambda n: region.exprs[n].args if n not in found else None)
+            if any(region.exprs[n].op in LONG for n in made.passed):
+                found.add(number)
+        return frozenset(found)
+
     def _phase(self, phase: Step, places: dict[str, str], shared: _Shared) -> _Phase:
         """What writes a phase."""
         kind = _Part if phase.parts else _Rest if phase.inner == self.step.inner else _Whole
-        return self.beside(kind, phase, self.names, [Scope(places=places)], shared=shared)
+        worked = {} if kind is _Whole else dict(shared.worked)
+        scope = Scope(places=places, values=worked)
+        return self.beside(kind, phase, self.names, [scope], shared=shared)
 
     def _exchange(self, phase: Step, shared: _Shared, before: int, *, first: bool) -> None:
         """Leave the part's results, and go on with those of all parts, unless this is the last
@@ -218,6 +253,7 @@ class _Along(_Phase):
 
     What has 16 bits in memory is kept so, and widened anew for each walk over it: while programs
     wait, their parts of the row take half the registers, and twice as many programs are resident.
+    What takes many instructions to make is kept as it is.
     """
 
     def _load(self, number: int, access: Access) -> None:
@@ -225,13 +261,17 @@ class _Along(_Phase):
             super()._load(number, access)
             return
         shared = self.shared
-        if number not in shared.loads:
-            name = self.names.claim(self.tensors[access.name])
-            shared.loads[number] = self.scope.let(name, self._read(access, "float32"))
+        self._keep(number, access)
         kept, way = shared.loads[number], shared.walks % WAYS
         name = self.names.claim(f"{self.tensors[access.name]}_wide")
         wide = DeviceCall(f"widened_{way}", (kept, WAITS)) if way else Cast(kept, "float32")
         self.scope.values[number] = self.scope.let(name, wide)
+
+    def _keep(self, number: int, access: Access) -> None:
+        """Load what is kept as it lies in memory, unless a phase has."""
+        if number not in self.shared.loads:
+            name = self.names.claim(self.tensors[access.name])
+            self.shared.loads[number] = self.scope.let(name, self._read(access, "float32"))
 
     def _narrow(self, number: int, access: Access) -> bool:
         along = bool(self.region.depends[number] & self._inner) and number < self.shared.known
@@ -239,15 +279,21 @@ class _Along(_Phase):
         return along and wide and access.tensor.dtype == "bfloat16"
 
     def _walk(self, wanted: Iterable[int]) -> None:
-        """Values of the row as a whole; what they are made from along the row is forgotten."""
+        """Values of the row as a whole; what they are made from along the row is forgotten, but for
+        what is long to make."""
         self.scopes.append(Scope())
+        for number in sorted(self.shared.long & self._missing(wanted)):
+            self._emit([number])
+            if not isinstance(self.value(number), Name):
+                self._assign(number, self.value(number))
+            self.shared.worked[number] = self.value(number)
         self._emit(wanted)
         inside = self.scopes.pop()
         self.scope.body += inside.block()
         self.scope.values |= {
             number: value
             for number, value in inside.values.items()
-            if not self.region.depends[number] & self._inner
+            if not self.region.depends[number] & self._inner or number in self.shared.worked
         }
         self.shared.walks += 1
 
@@ -268,6 +314,16 @@ class _Part(_Along):
 
 class _Rest(_Along):
     """The results along the row."""
+
+    def read_ahead(self, numbers: Collection[int]) -> Block:
+        """Load what lies along the row before the phases that come first."""
+        self.prepare()
+        for number, access in self._access.items():
+            if number in numbers and self._narrow(number, access):
+                self._keep(number, access)
+            elif number in numbers:
+                self._load(number, access)
+        return self.scope.block()
 
 
 class _Whole(_Phase):

@@ -37,7 +37,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     axes = ordered(sorted(space), leading(everything))
     results = prod(region.sizes[axis] for axis in space)
     each = _each(walked_nearby(loads, serial, region.sizes) if serial else None, device, rulebook)
-    if results % 2:
+    widest = max((access.tensor.itemsize for access in everything), default=1)
+    if results % max(widest, 2):
         each = min(each, numbers.single_elements_per_thread.count)
     block, warps = _block(results, each, bool(serial), device, rulebook)
     order = emission_order(region)

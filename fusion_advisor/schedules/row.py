@@ -17,6 +17,10 @@ from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "row"
 
+NARROW = 2
+"""Bytes of an element at which a tile of what is only combined is measured: nothing else has to be
+kept of it."""
+
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
@@ -48,18 +52,11 @@ def tile(
     if rest:
         block, most = block // 2, numbers.pieced_warps.count
     held = block + rest
-    each = numbers.elements_per_thread.count
-    if serial:
-        each = numbers.walking_elements_per_thread.count
-    elif coalesced > 1:
-        each = max(each, numbers.across_elements_per_thread.count * laid.vector)
-    elif rows * held <= numbers.tile_elements.count and laid.vector == 1 and laid.stores_rows:
-        each = numbers.single_elements_per_thread.count if rows == 1 else each
-    elif rows * held <= numbers.tile_elements.count:
-        each = rows * held  # one warp, which combines rows without waiting for others
-    by_elements = rows * block // (each * device.warp_size)  # a second piece is as many for each
-    wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
-    warps = min(wanted, most)
+    each = _each(laid, rows, block, coalesced, device, rulebook)
+    wanted = rows * block // (each * device.warp_size)  # a second piece is as many for each
+    if coalesced == 1 or rows * block > numbers.across_elements.count:
+        wanted = power_of_two(max(wanted, -(-laid.held(rows, block) // room)))
+    warps = min(max(wanted, 1), most)
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     again = read_again(step, device, rulebook)
     return replace(step, block=block, rest=rest, read_again=again)
@@ -90,7 +87,7 @@ def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rule
     """How many rows share a program: those that fill its tile, but no more than leave several
     programs for each multiprocessor."""
     numbers = rulebook.schedules.row
-    tile = _tile(laid, coalesced, rulebook)
+    tile = _tile(laid, block, coalesced, rulebook)
     rows = min(max(coalesced, tile // block, 1), power_of_two(laid.count))
     across = coalesced > 1 and not laid.serial
     each = numbers.across_programs if across else numbers.programs_per_multiprocessor
@@ -100,10 +97,38 @@ def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rule
     return rows
 
 
-def _tile(laid: Rows, coalesced: int, rulebook: Rulebook) -> int:
+def _tile(laid: Rows, block: int, coalesced: int, rulebook: Rulebook) -> int:
     """Elements of a tile of rows. What goes from one warp to another, to combine a row or because
     loads and results have other lanes, costs more than what a longer tile saves."""
     numbers = rulebook.schedules.row
     if laid.serial:
         return numbers.walking_elements.count
-    return (numbers.across_elements if coalesced > 1 else numbers.tile_elements).count
+    if coalesced > 1:
+        line = laid.coalesced(numbers.line_bytes.count) * block
+        return min(line, numbers.across_elements.count)
+    return numbers.tile_bytes.count // (NARROW if laid.only_combines else laid.widest)
+
+
+def _each(
+    laid: Rows, rows: int, block: int, coalesced: int, device: Device, rulebook: Rulebook
+) -> int:
+    """The elements of a thread: few where each is an access of its own, many where warps would do
+    no more than combine what they found."""
+    numbers = rulebook.schedules.row
+    if laid.serial:
+        return numbers.walking_elements_per_thread.count
+    if any(laid.region.all("scan")):
+        return numbers.elements_per_thread.count
+    if coalesced > 1:
+        vectors = laid.vector > 1
+        each = numbers.across_elements_per_thread if vectors else numbers.elements_per_thread
+        return each.count
+    if laid.only_combines and laid.count > device.multiprocessor.count.count:
+        return numbers.combined_elements_per_thread.count
+    if laid.vector == 1 and laid.stores_rows:
+        short = laid.length <= numbers.first_piece.count
+        single = rows == 1 and (short or len(laid.own) > 1)
+        return (numbers.single_elements_per_thread if single else numbers.elements_per_thread).count
+    if rows * block <= _tile(laid, block, coalesced, rulebook):
+        return rows * block  # one warp, which combines rows without waiting for others
+    return numbers.elements_per_thread.count

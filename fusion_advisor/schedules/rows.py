@@ -61,10 +61,29 @@ class Rows:
         extent = extents(self.region, self.order, self.axes, rows, block)
         return peak_bytes(self.region, self.order, extent)
 
-    def coalesced(self, sector_bytes: int) -> int:
-        """Neighbouring rows that fill a memory sector, where rows lie across contiguous memory."""
-        sizes = [access.tensor.itemsize for access in self.everything if self._turned(access) > 0]
-        return max([1, *(sector_bytes // size for size in sizes)])
+    @property
+    def own(self) -> tuple[Access, ...]:
+        """The tensors of which each row reads elements of its own."""
+        rows = self.axes, frozenset(self.across)
+        return tuple(load for load in self.loads if all(load.walks & axes for axes in rows))
+
+    @property
+    def widest(self) -> int:
+        """Bytes of an element of what is loaded along the rows, at most."""
+        sizes = (load.tensor.itemsize for load in self.loads if load.walks & self.axes)
+        return max(sizes, default=1)
+
+    @property
+    def only_combines(self) -> bool:
+        """Whether nothing is stored along the rows, and those of one tensor are read."""
+        return not self.stores_rows and len(self.own) == 1
+
+    def coalesced(self, nbytes: int, *, stored: bool = True) -> int:
+        """Neighbouring rows that fill so many bytes, a sector or a line of memory, where rows lie
+        across contiguous memory; in what is loaded alone, unless also in what is `stored`."""
+        accesses = self.everything if stored else self.loads
+        sizes = [access.tensor.itemsize for access in accesses if self._turned(access) > 0]
+        return max([1, *(nbytes // size for size in sizes)])
 
     @property
     def mixed(self) -> bool:

@@ -37,11 +37,12 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if len(groups) < 2:
         raise Refused("no-schedule", "a flat kernel serves as well")
     inner = _line(stores[0], groups[-1])
-    across = _across(loads, inner, prod(group.size for group in groups))
+    across = _across(loads, inner, region, rulebook.schedules.row.sector_bytes.count)
     least = numbers.least_groups.count
     moved = any(load.pulled for load in loads)
     few = len(groups) < least and not moved
-    if across is None and (few or groups[-1].size < device.warp_size):
+    vectors = rows_of(region, inner, serial).vector > 1
+    if across is None and (few or vectors or groups[-1].size < device.warp_size):
         raise Refused("no-schedule", "a flat kernel serves as well")
     return Plan(NAME, region, (tile(region, inner, serial, device, rulebook, across),))
 
@@ -54,14 +55,19 @@ def _line(store: Access, last: Group) -> frozenset[int]:
     return frozenset(last.axes)
 
 
-def _across(loads: Sequence[Access], inner: frozenset[int], elements: int) -> int | None:
-    """The axis along which a large tensor lies contiguous, when it is not that of the results."""
+def _across(
+    loads: Sequence[Access], inner: frozenset[int], region: Region, least_bytes: int
+) -> int | None:
+    """The axis along which a large tensor lies contiguous for a sector and more, when it is not
+    that of the results: what is shorter, lanes along the results have read soon enough."""
+    elements = prod(region.sizes[axis] for axis in region.space)
     for load in loads:
         if 4 * load.tensor.addressed < elements or load.pulled:
             continue
-        close = [axis for axis, step in load.strides.items() if step == 1]
-        if close and not set(close) & inner:
-            return close[0]
+        for axis, step in load.strides.items():
+            long = region.sizes[axis] * load.tensor.itemsize >= least_bytes
+            if step == 1 and axis not in inner and long:
+                return axis
     return None
 
 
@@ -77,15 +83,17 @@ def tile(
     rows follow the axis `across`."""
     laid = rows_of(region, inner, serial)
     numbers, order = rulebook.schedules.tiled, laid.across
-    elements, rows = numbers.elements.count, 1
-    if across is not None:
-        order = (*(axis for axis in order if axis != across), across)
-        elements = numbers.side.count**2
-        rows = min(numbers.side.count, power_of_two(region.sizes[across]))
-    block = min(power_of_two(laid.length), elements // rows)
+    block, elements = power_of_two(laid.length), numbers.elements.count
+    each = numbers.elements_per_thread.count
     if across is None:
+        block = min(block, elements)
         rows = min(max(elements // block, 1), power_of_two(laid.count))
-    warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
+    else:
+        order = (*(axis for axis in order if axis != across), across)
+        block, each = min(block, numbers.side.count), numbers.across_elements_per_thread.count
+        rows = min(numbers.across_elements.count // block, numbers.side.count)
+        rows = min(rows, power_of_two(region.sizes[across]))
+    warps = max(1, rows * block // (each * device.warp_size))
     warps = min(warps, rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, across=order)
     smallest = min(rows * block, device.warp_size)

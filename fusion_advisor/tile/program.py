@@ -271,6 +271,11 @@ class Do(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class Barrier(Statement):
+    """Point that no lane of a program passes before all lanes have stored what they store above."""
+
+
+@dataclass(frozen=True, slots=True)
 class For(Statement):
     """Loop of a variable from `start` to before `stop`. `unrolled` loops are written out; of a loop
     with `stages` one less than that many tiles are on their way ahead."""

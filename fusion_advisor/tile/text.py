@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fusion_advisor.tile.program import (
     Across,
     Address,
+    Barrier,
     Begin,
     Binary,
     Block,
@@ -80,6 +81,8 @@ class Text:
                 return [f"store {self.whole(address)} = {self.whole(value)}{held}"]
             case Do(call):
                 return [self.whole(call)]
+            case Barrier():
+                return ["barrier"]
             case For():
                 return self.loop(statement)
             case If(condition, body, otherwise):

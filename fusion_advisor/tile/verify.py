@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fusion_advisor.tile.program import (
     Address,
+    Barrier,
     Begin,
     Block,
     DeviceCall,
@@ -106,6 +107,8 @@ class _Verifier:
                 self.guarded("store", address, mask, known)
             case Do(call):
                 self.value(call, known)
+            case Barrier():
+                pass
             case For(name, start, stop, step, body):
                 for bound in (start, stop, step):
                     if self.value(bound, known):

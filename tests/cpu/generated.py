@@ -87,7 +87,7 @@ def rotated(q, cos, sin):
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
-    "softmax": (softmax, (_x(64, 300),)),
+    "softmax": (softmax, (_x(64, 200),)),
     "layer_norm": (layer_norm, (_x(64, 200), _x(200), _x(200))),
     "residual_rms_norm": (
         residual_rms_norm,

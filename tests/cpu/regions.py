@@ -46,9 +46,12 @@ def _rows(**numbers: float) -> Rulebook:
 PACKED = _rows(programs_per_multiprocessor=0.0, busy_multiprocessors=0.0)
 """A few rows share a program as many do: small inputs show what large ones get."""
 BESIDE = _rows(
-    programs_per_multiprocessor=0.0, busy_multiprocessors=0.0, across_elements_per_thread=1.0
+    programs_per_multiprocessor=0.0,
+    busy_multiprocessors=0.0,
+    across_elements_per_thread=16.0,
+    line_bytes=65536.0,
 )
-"""So do they, and many warps share the channels of rows that lie across memory."""
+"""So do they, and many warps share the channels of many rows that lie across memory."""
 APART = _rows(first_piece=8.0)
 """Short rows are held in two pieces as long ones are."""
 

@@ -25,7 +25,6 @@ from .spawned import run_script
 
 EVERY = [*FUNCTIONS, *SCHEDULES]
 BOUNDED = {
-    "rotated": "each load has one half of a row, which a guard tells",
     "mean_loss": "a row whose class is left out loads none of it",
 }
 """Kernels that ask for less than the plan says, and why."""

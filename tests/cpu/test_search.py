@@ -101,7 +101,7 @@ GROUPS: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...], Rule
     "row": (softmax, ((64, 300),), PACKED),
     "cooperative": (softmax, ((5, 1100),), SHARING),
     "carried": (norm_backward, ((40000, 96), (40000, 96), (96,)), RULES),
-    "tiled": (rotated, ((2, 3, 20, 64), (2, 1, 20, 64)), RULES),
+    "tiled": (rotated, ((2, 3, 20, 66), (2, 1, 20, 66)), RULES),
     "split": (log_sum, ((3, 40000),), RULES),
 }
 

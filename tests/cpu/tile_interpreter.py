@@ -96,6 +96,8 @@ class _Program:
             case ir.Do(call):
                 self.value(call)
                 yield
+            case ir.Barrier():
+                pass  # lanes of a program run as one here
             case ir.For(name, start, stop, step, body):
                 for place in range(*(int(self.value(bound)) for bound in (start, stop, step))):
                     self.names[name] = np.int32(place)

@@ -80,7 +80,7 @@ def test_limits_of_the_chapter() -> None:
 
 def test_schedules_are_consistent() -> None:
     row = load_rulebook().schedules.row
-    for count in (row.tile_elements, load_rulebook().schedules.flat.block):
+    for count in (row.tile_bytes, load_rulebook().schedules.flat.block):
         assert count.count & (count.count - 1) == 0
 
 

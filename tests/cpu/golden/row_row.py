@@ -71,7 +71,7 @@ def row_row(args_0):
     steps = [
         host.launch(
             row_row_rows_kernel, (n0,), (args_0, amax_values), (n1,), COLS=host.first_piece(n1),
-            REST=host.second_piece(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=2,
+            REST=host.second_piece(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
             enable_fp_fusion=True,
         ),
         host.launch(

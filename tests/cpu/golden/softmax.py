@@ -3,7 +3,7 @@
 
 Replaces: max.dim, sub.Tensor, exp.default, sum.dim_IntList, div.Tensor.
 Source: generated.py:21, generated.py:22, generated.py:23.
-HBM: 615936 B unfused, 153600 B here (4.01 times fewer) at the sizes it was made for.
+HBM: 411136 B unfused, 102400 B here (4.01 times fewer) at the sizes it was made for.
 """
 
 import torch
@@ -63,5 +63,5 @@ def softmax(args_0):
 
 # For fused_runtime.py, by input: shape, strides (None: dense), dtype, range of integers.
 SMALL = [((7, 65), None, torch.float32)]
-FULL = [((64, 300), None, torch.float32)]
+FULL = [((64, 200), None, torch.float32)]
 TOLERANCE = {"factor": 2.0, "elements": 4096, "float32": 2.0, "float64": 16.0, "narrow": 2.0}

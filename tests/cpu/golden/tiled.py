@@ -57,7 +57,7 @@ def tiled(args_0, args_1):
     far = host.beyond_int32((mul_out, args_0, args_1))
     steps = [host.launch(
         tiled_kernel, (host.cdiv(n0 * n1, 2) * host.cdiv(n2, 512),), (args_0, args_1, mul_out),
-        (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=4, enable_fp_fusion=True,
+        (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=2, enable_fp_fusion=True,
     )]  # fmt: skip
     return (mul_out,), steps
 
