@@ -184,14 +184,11 @@ class Issue(Table):
     request: Instruction
     masked: Instruction
     divided: Instruction
-    index: Instruction
     simple: Share
     other: Share
-    integer: Instruction
     step: Instruction
     exchange: Instruction
     scanned: Instruction
-    shared: Instruction
 
 
 class Allocated(Table):
