@@ -478,6 +478,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.deep
 def test_a_module_of_rows_and_of_their_heads(tmp_path: Path) -> None:
     """A reference reads no size because a tensor is called `n1`: two norms are the same."""
     patch = made(tmp_path, HEADS)
