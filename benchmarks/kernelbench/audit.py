@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.codec import from_json, to_json
-from fusion_advisor.verify.driver import checker, collect_check, submit_check
+from fusion_advisor.verify.driver import checker, submit_check
 
 from . import capture, independent
 
@@ -236,16 +236,15 @@ def _write_kernels(results: list[tuple[Audit, list[str]]], file: Path) -> None:
 def _verify(results: list[tuple[Audit, list[str]]], processes: int) -> None:
     """Check every distinct kernel once; equal texts with equal cases share the check."""
     workers = [checker("interpreter").start() for _ in range(processes)]
-    known: dict[str, tuple[Kernel, Future[Check]]] = {}
+    known: dict[str, Callable[[], Check]] = {}
     seeds = RULES.verify.seeds.count
     for line in {line for _, lines in results for line in lines}:
         kernel = _small(from_json(Kernel, line))
         worker = workers[len(known) % processes]
-        known[line] = (kernel, submit_check(worker, kernel, seeds=seeds, timeout_s=300))
+        known[line] = submit_check(worker, kernel, seeds=seeds, timeout_s=300)
     for audit, lines in results:
         for line in lines:
-            kernel, answer = known[line]
-            check: Check = collect_check(kernel, answer, seeds=seeds)
+            check = known[line]()
             audit.emitted.append(check.where)
             if not check.passed:
                 audit.failures.append(check.failure or "failed")

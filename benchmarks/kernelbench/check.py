@@ -28,7 +28,7 @@ from typing import Any
 from fusion_advisor.ir.kernel import Case, Check, Kernel
 from fusion_advisor.support.codec import from_json
 from fusion_advisor.support.worker import Worker
-from fusion_advisor.verify.driver import checker, collect_check, submit_check
+from fusion_advisor.verify.driver import checker, submit_check
 
 from ..gpu import clock, copy_bandwidth, heading
 
@@ -131,8 +131,7 @@ def _checked(row: Row, kernel: Kernel, worker: Worker, limit: float, whole: thre
     """The small cases with every distribution, the full size with the first."""
 
     def check(case_kernel: Kernel, seeds: int) -> Check:
-        answer = submit_check(worker, case_kernel, seeds=seeds, timeout_s=limit)
-        return collect_check(case_kernel, answer, seeds=seeds)
+        return submit_check(worker, case_kernel, seeds=seeds, timeout_s=limit)()
 
     small = replace(kernel, cases=tuple(case for case in kernel.cases if case.name != FULL))
     result = check(small, 5)

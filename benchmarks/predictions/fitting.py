@@ -97,14 +97,14 @@ def timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 SHARED = (
     "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "absorbed",
-    "l2_speed", "found", "tail", "wave", "wavefronts",
+    "l2_speed", "found", "wave", "wavefronts",
 )  # fmt: skip
 """Figures of all kinds that eager's kernels hang on, too."""
 GLOBAL = (
     *SHARED, "kernel_launch", "chained", "torn", "fetched",
 )  # fmt: skip
 """Those and our kernels'."""
-CHOSEN = ("eager_warps", "eager_row", "short", "hiding")
+CHOSEN = ("eager_warps", "eager_row", "short")
 ALIKE = ("share", "ramp", "latency", "step", "arithmetic", "least", "overlap")
 """Figures of a kind, of whomever."""
 FIGURES = {

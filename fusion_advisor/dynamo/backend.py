@@ -324,10 +324,8 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     inner = options.pop("inner", "inductor")
     device, rules = options.pop("device", None), options.pop("rules", ())
     take_all = bool(options.pop("take_all", inner == "eager"))
-    rewrites = bool(options.pop("rewrites", True))
-    training = bool(options.pop("training", True))
-    chunked_loss = bool(options.pop("chunked_loss", False))
-    read_inputs = bool(options.pop("read_inputs", True))
+    switches = ("rewrites", "training", "chunked_loss", "read_inputs")
+    switched = {name: bool(options.pop(name)) for name in switches if name in options}
     tune = options.pop("tune", None)
     if tune not in (None, *get_args(Tune)):
         raise ValueError(f"tune={tune!r}: one of 'off', 'cached' and 'now'")
@@ -342,9 +340,8 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
     return _Options(
-        _inner(inner, patches), _trained(inner, patches), compiler,
-        device, paths, rewrites, training, chunked_loss, read_inputs,
-        tune or ("now" if compiler.tuned else "cached"),
+        _inner(inner, patches), _trained(inner, patches), compiler, device, paths,
+        tune=tune or ("now" if compiler.tuned else "cached"), **switched,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 import torch
@@ -158,7 +158,7 @@ def _host(value: Any) -> Any:
 def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
-        module, draw, assumed, built, namespace = _built_in(model, scenario.sizes)
+        module, draw, assumed, built, namespace = found_in(model, scenario.sizes)
         if scenario.cast and scenario.dtype is not None:
             module = module.to(getattr(torch, scenario.dtype))
         args, kwargs = draw()
@@ -178,38 +178,28 @@ def _function(namespace: ModuleType, name: str) -> Callable[[Any], Any] | None:
     return found if inspect.isfunction(found) else None
 
 
-def found_in(
-    model: str, sizes: Sizes | None = None
-) -> tuple[
-    torch.nn.Module,
-    Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
-    list[str],
-    tuple[int, ...],
-]:
-    """The module that a Python file or module defines (built with other numbers where `sizes` has
-    some), the function that draws its inputs, the assumptions made in finding them, and the whole
-    numbers that its factory was given. Raises CaptureError, one line."""
-    module, draw, assumed, built, _ = _built_in(model, sizes)
-    return module, draw, assumed, built
+class NamedModel(NamedTuple):
+    """Module that a Python file or module defines, the function that draws its inputs, the
+    assumptions made in finding them, the whole numbers that its factory was given, and the Python
+    module that it is from."""
+
+    module: torch.nn.Module
+    draw: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+    assumed: list[str]
+    built: tuple[int, ...]
+    namespace: ModuleType
 
 
-def _built_in(
-    model: str, sizes: Sizes | None
-) -> tuple[
-    torch.nn.Module,
-    Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
-    list[str],
-    tuple[int, ...],
-    ModuleType,
-]:
-    """Gives what `found_in` does, and the Python module that the model is from."""
+def found_in(model: str, sizes: Sizes | None = None) -> NamedModel:
+    """Build what a Python file or module defines, with other numbers where `sizes` has some. Raises
+    CaptureError, one line."""
     namespace, name, file = _import(model)
     module, name, assumed, built = _find(namespace, name, file, dict(sizes.built) if sizes else {})
 
     def draw() -> tuple[tuple[Any, ...], dict[str, Any]]:
         return inputs_of(_inputs(namespace, module, name, file), file)
 
-    return module, draw, assumed, built, namespace
+    return NamedModel(module, draw, assumed, built, namespace)
 
 
 @contextmanager
@@ -320,7 +310,10 @@ def _find(
         _check_served(found, args, kwargs, f"{file}: {name}")
         module = guarded(f"building {name}(...)", lambda: found(*args, **kwargs))
     if not isinstance(module, torch.nn.Module):
-        module = _wrap_function(module, found, file, name)
+        raise CaptureError(
+            f"{file}: {name} made a {type(module).__name__}, not a torch.nn.Module; "
+            "name a module, a class or a factory of one"
+        )
     return module, name, assumed, numbers
 
 
@@ -361,13 +354,6 @@ def _only_module_class(namespace: ModuleType, file: str) -> str:
     raise CaptureError(
         f"{file}: no Model and no model found{choice}; define Model and get_inputs(), "
         f"or name one as {file}:NAME"
-    )
-
-
-def _wrap_function(made: Any, found: Any, file: str, name: str) -> torch.nn.Module:
-    raise CaptureError(
-        f"{file}: {name} made a {type(made).__name__}, not a torch.nn.Module; "
-        "name a module, a class or a factory of one"
     )
 
 

@@ -31,44 +31,31 @@ def scalar_tensor(b: Builder, value: Scalar, **_: Arg) -> Value:
     return _filled(b, value)
 
 
-@creation("aten.zeros.default", sizes={0: "{shape}"})
-def zeros(b: Builder, shape: Sequence[int], **_: Arg) -> Value:
-    return _filled(b, 0)
-
-
-@creation("aten.ones.default", sizes={0: "{shape}"})
-def ones(b: Builder, shape: Sequence[int], **_: Arg) -> Value:
-    return _filled(b, 1)
-
-
 @creation("aten.full_like.default", traffic=nothing_read)
 def full_like(b: Builder, x: Value, value: Scalar, **_: Arg) -> Value:
     return _filled_like(b, x, value)
 
 
-@creation("aten.zeros_like.default", traffic=nothing_read)
-def zeros_like(b: Builder, x: Value, **_: Arg) -> Value:
-    return _filled_like(b, x, 0)
-
-
-@creation("aten.ones_like.default", traffic=nothing_read)
-def ones_like(b: Builder, x: Value, **_: Arg) -> Value:
-    return _filled_like(b, x, 1)
-
-
-@creation("aten.new_zeros.default", sizes={1: "{shape}"}, traffic=nothing_read)
-def new_zeros(b: Builder, x: Value, shape: Sequence[int], **_: Arg) -> Value:
-    return _filled(b, 0)
-
-
-@creation("aten.new_ones.default", sizes={1: "{shape}"}, traffic=nothing_read)
-def new_ones(b: Builder, x: Value, shape: Sequence[int], **_: Arg) -> Value:
-    return _filled(b, 1)
-
-
 @creation("aten.new_full.default", sizes={1: "{shape}"}, traffic=nothing_read)
 def new_full(b: Builder, x: Value, shape: Sequence[int], value: Scalar, **_: Arg) -> Value:
     return _filled(b, value)
+
+
+for _name, _number in (("zeros", 0), ("ones", 1)):
+
+    @creation(f"aten.{_name}.default", sizes={0: "{shape}"})
+    def _constant(b: Builder, shape: Sequence[int], _value: Scalar = _number, **_: Arg) -> Value:
+        return _filled(b, _value)
+
+    @creation(f"aten.{_name}_like.default", traffic=nothing_read)
+    def _constant_like(b: Builder, x: Value, _value: Scalar = _number, **_: Arg) -> Value:
+        return _filled_like(b, x, _value)
+
+    @creation(f"aten.new_{_name}.default", sizes={1: "{shape}"}, traffic=nothing_read)
+    def _new(
+        b: Builder, x: Value, shape: Sequence[int], _value: Scalar = _number, **_: Arg
+    ) -> Value:
+        return _filled(b, _value)
 
 
 def _ramp(b: Builder, start: Scalar, step: Scalar) -> Value:

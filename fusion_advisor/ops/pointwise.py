@@ -30,7 +30,8 @@ _LARGEST = {
     "float64": sys.float_info.max,
 }
 
-for _name in [
+_EITHER = ("Tensor", "Scalar")
+_ALIKE = (
     "abs",
     "neg",
     "exp",
@@ -59,12 +60,27 @@ for _name in [
     "acosh",
     "atanh",
     "lgamma",
-]:
+    "atan2",
+    "hypot",
+    "maximum",
+    "minimum",
+)
+"""Primitives that are called as the op is."""
+_PRIMITIVES = {
+    **{f"aten.{name}.default": name for name in _ALIKE},
+    **{f"aten.clamp_min.{of}": "maximum" for of in ("default", "Tensor")},
+    **{f"aten.clamp_max.{of}": "minimum" for of in ("default", "Tensor")},
+    **{f"aten.bitwise_{name}.{of}": name for name in ("and", "or", "xor") for of in _EITHER},
+    "aten.bitwise_not.default": "not",
+}
+"""Ops that are one primitive of their operands."""
 
-    def _same(b: Builder, x: Value, _op: str = _name) -> Value:
-        return b.apply(_op, x)
+for _overload, _name in _PRIMITIVES.items():
 
-    pointwise(f"aten.{_name}.default")(_same)
+    def _same(b: Builder, *operands: Operand, _op: str = _name) -> Value:
+        return b.apply(_op, *operands)
+
+    pointwise(_overload)(_same)
 
 for _name in ["floor", "ceil", "trunc"]:
 
@@ -260,16 +276,6 @@ def nan_to_num(
     return b.apply("where", b.apply("ne", x, x), nan or 0.0, both)
 
 
-@pointwise("aten.atan2.default")
-def atan2(b: Builder, y: Value, x: Value) -> Value:
-    return b.apply("atan2", y, x)
-
-
-@pointwise("aten.hypot.default")
-def hypot(b: Builder, x: Value, y: Value) -> Value:
-    return b.apply("hypot", x, y)
-
-
 @pointwise("aten.sign.default", "aten.sgn.default", discrete=True)
 def sign(b: Builder, x: Value) -> Value:
     if x.dtype in ("bool", "uint8"):
@@ -399,16 +405,6 @@ def hardshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
 # -- selection and clamping ------------------------------------------------------------------------
 
 
-@pointwise("aten.maximum.default")
-def maximum(b: Builder, x: Value, y: Value) -> Value:
-    return b.apply("maximum", x, y)
-
-
-@pointwise("aten.minimum.default")
-def minimum(b: Builder, x: Value, y: Value) -> Value:
-    return b.apply("minimum", x, y)
-
-
 @pointwise("aten.fmax.default")
 def fmax(b: Builder, x: Value, y: Value) -> Value:
     """The larger number; of a number and a NaN, the number."""
@@ -433,16 +429,6 @@ def _number(b: Builder, x: Value, y: Value, chosen: Value) -> Value:
 def clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     low = x if min is None else b.apply("maximum", x, min)
     return low if max is None else b.apply("minimum", low, max)
-
-
-@pointwise("aten.clamp_min.default", "aten.clamp_min.Tensor")
-def clamp_min(b: Builder, x: Value, min: Operand) -> Value:
-    return b.apply("maximum", x, min)
-
-
-@pointwise("aten.clamp_max.default", "aten.clamp_max.Tensor")
-def clamp_max(b: Builder, x: Value, max: Operand) -> Value:
-    return b.apply("minimum", x, max)
 
 
 @pointwise("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", inputs="raw")
@@ -515,14 +501,6 @@ for _aten, _name in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor
 
     pointwise(f"aten.{_aten}.default", inputs="raw", discrete=True)(_logical)
 
-for _aten, _name in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor")):
-
-    def _bitwise(b: Builder, x: Value, y: Operand, _op: str = _name) -> Value:
-        return b.apply(_op, x, y)
-
-    pointwise(f"aten.{_aten}.Tensor", f"aten.{_aten}.Scalar")(_bitwise)
-
-
 for _aten, _name in (("lshift", "shl"), ("rshift", "shr")):
 
     def _shifted(b: Builder, x: Value, by: Operand, _op: str = _name) -> Value:
@@ -549,11 +527,6 @@ def _truth(b: Builder, x: Value) -> Value:
 @pointwise("aten.logical_not.default", inputs="raw", discrete=True)
 def logical_not(b: Builder, x: Value) -> Value:
     return b.apply("not", x) if x.dtype == "bool" else b.apply("eq", x, 0)
-
-
-@pointwise("aten.bitwise_not.default")
-def bitwise_not(b: Builder, x: Value) -> Value:
-    return b.apply("not", x)
 
 
 @pointwise("aten.isnan.default", inputs="raw")

@@ -59,41 +59,33 @@ def _extreme(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool
     return b.reduce(op, x, dims, keepdim)
 
 
-@reduction("aten.amax.default")
-def amax(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
-    return _extreme(b, "max", x, _dims(dim), keepdim)
+for _which in ("max", "min"):
 
+    @reduction(f"aten.a{_which}.default", f"aten.{_which}.default")
+    def _extremes(
+        b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, _op: str = _which
+    ) -> Value:
+        return _extreme(b, _op, x, _dims(dim), keepdim)
 
-@reduction("aten.amin.default")
-def amin(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
-    return _extreme(b, "min", x, _dims(dim), keepdim)
+    @reduction(f"aten.{_which}.dim")
+    def _extremes_with_places(
+        b: Builder, x: Value, dim: int, keepdim: bool = False, _op: str = _which
+    ) -> tuple[Value, Value]:
+        return _extreme(b, _op, x, (dim,), keepdim), _arg(b, f"arg{_op}", x, (dim,), keepdim)
 
-
-@reduction("aten.max.default")
-def max_all(b: Builder, x: Value) -> Value:
-    return _extreme(b, "max", x, ())
-
-
-@reduction("aten.min.default")
-def min_all(b: Builder, x: Value) -> Value:
-    return _extreme(b, "min", x, ())
-
-
-@reduction("aten.max.dim")
-def max_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return _extreme(b, "max", x, (dim,), keepdim), _arg(b, "argmax", x, (dim,), keepdim)
-
-
-@reduction("aten.min.dim")
-def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return _extreme(b, "min", x, (dim,), keepdim), _arg(b, "argmin", x, (dim,), keepdim)
+    @reduction(f"aten.arg{_which}.default", discrete=True)
+    def _places(
+        b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, _op: str = _which
+    ) -> Value:
+        return b.reduce(f"arg{_op}", x, _dims(dim), keepdim)
 
 
 @reduction("aten.aminmax.default")
 def aminmax(
     b: Builder, x: Value, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    return amin(b, x, dim, keepdim), amax(b, x, dim, keepdim)
+    dims = _dims(dim)
+    return _extreme(b, "min", x, dims, keepdim), _extreme(b, "max", x, dims, keepdim)
 
 
 def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
@@ -104,24 +96,9 @@ def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) ->
     return found
 
 
-@reduction("aten.argmax.default", discrete=True)
-def argmax(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
-    return b.reduce("argmax", x, _dims(dim), keepdim)
-
-
-@reduction("aten.argmin.default", discrete=True)
-def argmin(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
-    return b.reduce("argmin", x, _dims(dim), keepdim)
-
-
-@reduction("aten.prod.default")
-def prod(b: Builder, x: Value, dtype: Arg = None) -> Value:
-    return b.reduce("prod", _in_result(b, x), ())
-
-
-@reduction("aten.prod.dim_int")
-def prod_dim(b: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Arg = None) -> Value:
-    return b.reduce("prod", _in_result(b, x), (dim,), keepdim)
+@reduction("aten.prod.default", "aten.prod.dim_int")
+def prod(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, dtype: Arg = None) -> Value:
+    return b.reduce("prod", _in_result(b, x), _dims(dim), keepdim)
 
 
 @reduction("aten.any.default", "aten.any.dim", "aten.any.dims", discrete=True)

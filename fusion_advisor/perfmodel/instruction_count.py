@@ -1,9 +1,9 @@
 """Instruction count of an emitted kernel's warps, and wavefronts of the L1.
 
-A wavefront is what the L1 of a multiprocessor, which is its shared memory too, does in one clock
-(`bank_conflicts`). Threads hold a tile as `blocked_layout` says: where what they ask for lies, and
-through how many lanes and warps a reduction goes, follows from that. What a thread has no places of
-its own for, all of them make.
+A wavefront is what the L1 of a multiprocessor, which is its shared memory too, does in one clock.
+Threads hold a tile as `blocked_layout` says: where what they ask for lies, and through how many
+lanes and warps a reduction goes, follows from that. What a thread has no places of its own for, all
+of them make.
 
 What is worth how many instructions (`rules/predict.toml`, `times.issue`) was fitted on what the
 hardware counted of 1006 cases' kernels.
@@ -16,27 +16,24 @@ from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from math import gcd, log2, prod
 
-from fusion_advisor.perfmodel.bank_conflicts import BANKS, WORD_BYTES, wavefronts_of
 from fusion_advisor.perfmodel.blocked_layout import Spread, spread
 from fusion_advisor.perfmodel.coalescing import AccessPattern, asked, divisions, hangs, lane_of
-from fusion_advisor.region.exprs import INDEX
-from fusion_advisor.region.instruction_mix import UNISSUED, instructions
+from fusion_advisor.region.instruction_mix import instructions
 from fusion_advisor.region.region import Region
-from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.devices import LANES_SERVED, LINE_BYTES, Device
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.layout import Access, Group, address_of
+from fusion_advisor.schedules.layout import Access, Group
 from fusion_advisor.schedules.reducing import walks
 
+WORD_BYTES = 4
+BANKS = 32
+"""Banks of words in the L1 and in shared memory, which are one memory."""
 UNKNOWN = 8
 """Wavefronts of a request whose places depend on data: some neighbours lie together."""
 CONFLICTS = 2
 """Wavefronts for each word that is transposed, to shared memory or back."""
-WARPS_SEEN = 8
-"""Number of warps whose lanes' addresses are looked at."""
 SCANNED = 14
 """Wavefronts for each vector that a warp scans: shuffles, and what warps leave each other."""
-SHARED = 13
-"""Wavefronts of a warp for each reduction whose parts programs leave for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +50,16 @@ class Tally:
     """Elements taken one by one, each under its own mask, though neighbours lie together."""
     divided: float
     """Places that it finds by a division."""
-    index: float
-    """Steps to find what an index says."""
     simple: float
     """Instructions of primitives that are one or two, as they were timed alone."""
     other: float
     """Instructions of all other primitives, as they were timed alone."""
-    integer: float
-    """Primitives of 64-bit integers."""
     step: float
     """Places that reductions combine."""
     exchange: float
     """Values that lanes or warps give each other."""
     scanned: float
     """Vectors that warps scan."""
-    shared: float
-    """Reductions whose parts programs that share a row leave for each other."""
 
     def instructions(self, device: Device) -> float:
         """Instructions of warps."""
@@ -86,33 +77,22 @@ def tally(program: Program, device: Device, *, precise: bool) -> Tally:
     ]
     one_by_one = sum(1 for one in every if one.whole == 1 and one.apart == 1)
     places = program.main.places * program.serial
-    indices = integers = scanned = 0.0
-    for region in parts:
-        for number in region.live:
-            expr = region.exprs[number]
-            wide = any(region.exprs[one].dtype == "int64" for one in (number, *expr.args))
-            if expr.op == "scan":
-                scanned += program.times(region, expr.args[0]) / program.scanned_at_once
-            elif expr.op in (*UNISSUED, "reduce"):
-                continue
-            elif expr.dtype == INDEX:
-                indices += program.times(region, number)
-            elif wide:
-                integers += program.times(region, number)
+    scanned = sum(
+        program.times(region, region.exprs[number].args[0]) / program.scanned_at_once
+        for region in parts
+        for number in region.all("scan")
+    )
     return Tally(
         program=step.programs * step.warps,
         access=warps * len(every),
         request=warps * sum(program.requests(one) for one in every),
         masked=warps * one_by_one * places,
         divided=warps * program.divided,
-        index=warps * indices,
         simple=warps * sum(one.simple for one in made),
         other=warps * sum(one.others for one in made),
-        integer=warps * integers,
         step=warps * sum(one.steps for one in made),
         exchange=warps * (program.turned + sum(one.exchanges for one in program.reductions)),
         scanned=warps * scanned,
-        shared=warps * program.shared,
     )
 
 
@@ -123,7 +103,6 @@ def wavefronts(program: Program) -> int:
     found += sum(one.wavefronts for one in program.reductions) + CONFLICTS * program.turned
     vectors = program.main.places / program.scanned_at_once
     found += SCANNED * vectors * sum(1 for _ in step.region.all("scan"))
-    found += SHARED * program.shared
     return int(step.programs * step.warps * step.turns * found)
 
 
@@ -255,35 +234,21 @@ class Program:
         return found
 
     def lines(self, one: AccessPattern) -> float:
-        """Wavefronts of one request: the mean of the sampled requests."""
-        access = one.access
-        spread, on, _, side = self._held(access)
-        address = address_of(self.step.region, access)
-        if address is None:
-            return float(UNKNOWN) if on else 1.0
-        width = (min(one.whole, spread.vector) if on else 1) * access.tensor.itemsize
-        asked = (
-            tuple(None if at is None else address(at) for at in lanes)
-            for lanes in self._lanes[side].warps
-        )
-        return sum(wavefronts_of(addresses, width) for addresses in asked) / WARPS_SEEN
-
-    @cached_property
-    def _lanes(self) -> tuple[_Lanes, ...]:
-        """Lanes along rows, and across them."""
-        return _Lanes(self, 0), _Lanes(self, 1)
+        """Wavefronts of one request."""
+        spread, on, across, _ = self._held(one.access)
+        rows = spread.lanes_across if across else 1
+        if one.apart is None and on:
+            return float(UNKNOWN)
+        lanes, apart = (spread.lanes, one.apart or 0) if on else (1, 0)
+        itemsize = one.access.tensor.itemsize
+        width = (min(one.whole, spread.vector) if on else 1) * itemsize
+        return float(wavefronts_of(apart * spread.vector * itemsize, lanes, width, rows))
 
     def _again(self, one: AccessPattern) -> int:
         """Number of times that lanes walk the places of a load."""
         numbers = tuple(self.step.region.all("load"))
         at = next((n for n, each in zip(numbers, self.every, strict=False) if each is one), None)
         return 1 if at is None else self.walks.get(at, 1)
-
-    @property
-    def shared(self) -> int:
-        """Reductions whose parts programs of one row leave for each other."""
-        phases = self.step.phases if self.step.parts else ()
-        return sum(1 for phase in phases for _ in phase.region.all("reduce"))
 
     @cached_property
     def turned(self) -> float:
@@ -330,48 +295,19 @@ class Program:
         )
 
 
-class _Lanes:
-    """Places of the lanes of some warps, in tiles evenly apart, on one side of the tile."""
-
-    def __init__(self, program: Program, side: int) -> None:
-        self.program, self.side = program, side
-
-    @cached_property
-    def warps(self) -> list[list[dict[int, int] | None]]:
-        """The place of each lane's first element along each axis, None where it has none."""
-        return [self._warp(number) for number in range(WARPS_SEEN)]
-
-    def _warp(self, number: int) -> list[dict[int, int] | None]:
-        program, share = self.program, (number + 0.5) / WARPS_SEEN
-        step, spread = program.step, program.spreads[self.side]
-        first = number % spread.warps * spread.lanes * spread.vector
-        places = [first + lane % spread.lanes * spread.vector for lane in range(program.warp)]
-        others = [lane // spread.lanes for lane in range(program.warp)]
-        if self.side:
-            places, others = others, places
-        along = self._tile(step.inner or step.outer, step.block, share, places)
-        rest = self._tile(step.outer if step.inner else (), program.rows, share, others)
-        serial = self._split([*step.serial], int(share * program.serial))
-        common = dict.fromkeys(step.region.sizes, 0) | serial
-        both = zip(along, rest, strict=True)
-        return [None if one is None or two is None else common | one | two for one, two in both]
-
-    def _tile(
-        self, groups: Sequence[Group], tile: int, share: float, places: Sequence[int]
-    ) -> list[dict[int, int] | None]:
-        """Places of a tile at some share of all of them, along each axis."""
-        size = prod(group.size for group in groups)
-        axes = [axis for group in groups for axis in group.axes]
-        begins = int(size * share) // tile * tile
-        here = (begins + place % tile for place in places)
-        return [self._split(axes, place) if place < size else None for place in here]
-
-    def _split(self, axes: Sequence[int], place: int) -> dict[int, int]:
-        """A place over several axes, outermost first, along each of them."""
-        found: dict[int, int] = {}
-        for axis in reversed(axes):
-            place, found[axis] = divmod(place, self.program.step.region.sizes[axis])
-        return found
+def wavefronts_of(apart: int, lanes: int, width: int, rows: int = 1) -> int:
+    """Wavefronts of one request of rows of lanes, whose elements of `width` bytes lie so many bytes
+    apart. Some lanes are looked up together: of 8 bytes half a warp, of 16 a quarter. Of these some
+    lines are looked up at a time, and words in one bank follow each other, as do those of rows."""
+    words = max(1, width // WORD_BYTES)
+    near = min(lanes, max(1, BANKS // words))
+    beside = max(1, min(rows, BANKS // words // near))
+    common = gcd(apart // WORD_BYTES, BANKS)
+    banks = BANKS // common * min(common, words)
+    met = -(-near * words // banks) if apart >= WORD_BYTES else 1
+    lines = min(near, -(-((near - 1) * apart + width) // LINE_BYTES))
+    served = max(met * beside, -(-lines * beside // LANES_SERVED))
+    return -(-lanes // near) * -(-rows // beside) * served
 
 
 def _axes(groups: Sequence[Group]) -> frozenset[int]:

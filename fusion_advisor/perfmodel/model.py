@@ -11,9 +11,9 @@ the time of its bytes at what its warps can keep on their way; those of eager's 
 each wait for loads. So few programs, or few at once, are slower than the memory. What warps issue
 is one part, of eager's kernels by what was counted of each kind, and what their L1 serves, line by
 line and bank by bank, another. On top come reductions that a program makes one after the other,
-programs beyond whole waves, what waves wait for each other, and an emitted kernel's instructions,
-once. Every coefficient stands in `rules/predict.toml` with the run that it was fitted on. No
-measurement of what is predicted is ever looked at.
+what waves wait for each other, and an emitted kernel's instructions, once. Every coefficient stands
+in `rules/predict.toml` with the run that it was fitted on. No measurement of what is predicted is
+ever looked at.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Work:
     its kind issues, and `wavefronts` those of the L1 (`instruction_count`). `scattered` sectors of
     the L2 are written or read for one element each, `torn` are the bytes of sectors beside the
     elements that a program takes of them. `chained` counts the reductions that a program makes one
-    after the other, `stages` the rows that it has on their way at once, where it walks several.
+    after the other.
     """
 
     kind: str
@@ -65,7 +65,6 @@ class Work:
     scattered: int = 0
     chained: int = 0
     torn: int = 0
-    stages: int = 1
 
     @property
     def bytes(self) -> int:
@@ -93,23 +92,19 @@ def launch_us(work: Work, device: Device) -> float:
     longest = max(parts) or 1.0  # whose power may be beyond a float
     busy = longest * sum((part / longest) ** power for part in parts) ** (1 / power)
     waited = times.last.value * work.last + times.chained.value * work.chained
-    waited += tail_us(work, device) + between_us(work, device) + fetched_us(work, device)
+    waited += between_us(work, device) + fetched_us(work, device)
     return speed.least.value * least.value * work.launches + busy + waited
 
 
 def _overlap(work: Work, device: Device) -> float:
     """The power in which the parts add up. What one warp waits for another's work hides: where few
     of those that a multiprocessor holds are resident, loads, arithmetic and stores follow each
-    other, but where rows are on their way before a program comes to them. Warps of one program
-    meet at its reductions: these hide behind those of other programs."""
+    other."""
     most = device.times.speed(work.kind, work.op).overlap.value
     if not work.programs:
         return most
-    ahead = min(work.programs, work.at_once) / device.sm_count * work.stages
-    occupancy = ahead * work.warps / device.multiprocessor.warps.count
-    if work.chained:
-        occupancy = min(occupancy, ahead / device.times.hiding.count)
-    return 1.0 + (most - 1.0) * min(1.0, occupancy)
+    resident = min(work.programs, work.at_once) / device.sm_count * work.warps
+    return 1.0 + (most - 1.0) * min(1.0, resident / device.multiprocessor.warps.count)
 
 
 def call_us(works: Iterable[Work], device: Device) -> float:
@@ -186,15 +181,6 @@ def _program_us(work: Work, device: Device) -> float:
         return speed.latency.value + speed.step.value * rounds + speed.near.value * work.near
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
     return speed.latency.value + speed.step.value * (work.depth - 1) + own
-
-
-def tail_us(work: Work, device: Device) -> float:
-    """The time in which programs beyond whole waves run, and most of the device has nothing to do:
-    less after many waves, in which programs fall out of step."""
-    waves = work.programs / work.at_once
-    if waves <= 1.0:
-        return 0.0
-    return device.times.tail.value * _program_us(work, device) * (-waves % 1.0) / int(waves)
 
 
 def between_us(work: Work, device: Device) -> float:

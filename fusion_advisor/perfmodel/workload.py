@@ -128,7 +128,6 @@ def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[W
                 depth=_depth(step),
                 chained=_chained(step),
                 torn=torn(step, program.every),
-                stages=step.stages if step.turns > 1 else 1,  # chunks of one row gain nothing
                 scattered=scattered(step, program.every),
             )
         )

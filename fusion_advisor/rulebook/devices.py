@@ -184,14 +184,11 @@ class Issue(Table):
     request: Instruction
     masked: Instruction
     divided: Instruction
-    index: Instruction
     simple: Share
     other: Share
-    integer: Instruction
     step: Instruction
     exchange: Instruction
     scanned: Instruction
-    shared: Instruction
 
 
 class Allocated(Table):
@@ -289,12 +286,8 @@ class Times(Table):
     """Wait of a program for each of its reductions in sequence."""
     fetched: Time
     """Wait of a warp of an emitted kernel for the fetch of a thousand instructions."""
-    tail: Share
-    """Share of a program's time by which programs beyond whole waves delay the end."""
     wave: Time
     """Wait between waves where a multiprocessor holds one program."""
-    hiding: Count
-    """Programs of a multiprocessor that hide each other's reductions."""
     torn: Share
     """Share (0 to 1) of over-fetched sector bytes that still costs HBM bandwidth."""
     wavefronts: Rate

@@ -6,6 +6,11 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+_COUNTED = (
+    "share", "x", "bit", "ulp", "count", "elements", "multiprocessors", "nodes", "operators",
+    "plans", "programs", "registers", "instructions", "kernels", "rows", "dimensions", "seeds",
+    "sets", "stages", "threads", "warps",
+)  # fmt: skip
 UNITS: dict[str, float] = {
     "MHz": 1e6,
     "s": 1,
@@ -22,27 +27,7 @@ UNITS: dict[str, float] = {
     "TFLOP/s": 1e12,
     "TOP/s": 1e12,
     "FLOP/B": 1,
-    "share": 1,
-    "x": 1,
-    "bit": 1,
-    "ulp": 1,
-    "count": 1,
-    "elements": 1,
-    "multiprocessors": 1,
-    "nodes": 1,
-    "operators": 1,
-    "plans": 1,
-    "programs": 1,
-    "registers": 1,
-    "instructions": 1,
-    "kernels": 1,
-    "rows": 1,
-    "dimensions": 1,
-    "seeds": 1,
-    "sets": 1,
-    "stages": 1,
-    "threads": 1,
-    "warps": 1,
+    **dict.fromkeys(_COUNTED, 1),
 }
 """Each unit a rule may use, in its base unit: Hz, s, B, B/s, bit/s, FLOP/s, OP/s, or itself."""
 

@@ -310,34 +310,6 @@ def evaluates(region: Region, number: int) -> bool:
     )
 
 
-def address_of(region: Region, access: Access) -> Callable[[_At], int | None] | None:
-    """Of an element of a tensor, in bytes from the first, as a function of one place along each
-    axis; None of places whose guard is false, and where it hangs on data."""
-    tensor, guard = access.tensor, access.guard
-    parts = [*access.pulled.values(), *(() if guard is None else (guard,))]
-    if not all(evaluates(region, part) for part in parts):
-        return None
-    walked = _spread(tensor, access.dims, region.sizes)
-    plain = [(axis, tensor.itemsize * step) for axis, step in walked.items() if step]
-    pulled = [
-        (index_of(region, index, region.sizes), tensor.itemsize * tensor.stride[d])
-        for d, index in access.pulled.items()
-    ]
-    held = None if guard is None else index_of(region, guard, region.sizes)
-
-    def address(at: _At) -> int | None:
-        if held is not None and not held(at):
-            return None
-        found = 0
-        for axis, step in plain:
-            found += step * at[axis]
-        for index, step in pulled:
-            found += step * index(at)
-        return found
-
-    return address
-
-
 _At = Mapping[int, int]
 
 

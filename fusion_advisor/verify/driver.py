@@ -74,38 +74,32 @@ def submit_check(
     seeds: int = 5,
     timeout_s: float | None = None,
     rules: Verify | None = None,
-) -> Future[Check]:
-    """Hand one kernel in; `collect_check` gives its record."""
+) -> Callable[[], Check]:
+    """Hand one kernel in; the returned function waits for its record. A child that did not answer
+    is a failed check."""
     rules = _known(rules)
     job = CheckJob(kernel, seeds, criterion_of(rules))
-    return worker.submit(job, Check, timeout_s or rules.timeout.base)
-
-
-def collect_check(kernel: Kernel, answer: Future[Check], *, seeds: int = 5) -> Check:
-    """Wait for the record; a child that did not answer is a failed check."""
-    try:
-        return answer.result()
-    except WorkerError as error:
-        return Check(kernel.name, "nowhere", False, seeds=seeds, failure=str(error))
+    answer = worker.submit(job, Check, timeout_s or rules.timeout.base)
+    return partial(
+        _record, answer, lambda why: Check(kernel.name, "nowhere", False, seeds=seeds, failure=why)
+    )
 
 
 def submit_compile(
-    worker: Worker,
-    kernel: Kernel,
-    capability: int,
-    *,
-    rules: Verify | None = None,
-) -> Future[Compiled]:
-    """Hand one kernel in; `collect_compiled` gives its record."""
-    return worker.submit(CompileJob(kernel, capability), Compiled, _known(rules).timeout.base)
+    worker: Worker, kernel: Kernel, capability: int, *, rules: Verify | None = None
+) -> Callable[[], Compiled]:
+    """Hand one kernel in; the returned function waits for its record. A child that did not answer
+    is a failed compile."""
+    job = CompileJob(kernel, capability)
+    answer = worker.submit(job, Compiled, _known(rules).timeout.base)
+    return partial(_record, answer, lambda why: Compiled(kernel.name, failure=why))
 
 
-def collect_compiled(kernel: Kernel, answer: Future[Compiled]) -> Compiled:
-    """Wait for the record; a child that did not answer is a failed compile."""
+def _record(answer: Future[_Proof], failed: Callable[[str], _Proof]) -> _Proof:
     try:
         return answer.result()
     except WorkerError as error:
-        return Compiled(kernel.name, failure=str(error))
+        return failed(str(error))
 
 
 @dataclass(frozen=True)
@@ -153,30 +147,27 @@ def verify(
 ) -> list[tuple[Check | None, Compiled | None]]:
     """Check and compile every kernel, both at the same time; in the order of the kernels, with None
     where there is no such child. Each case has `seeds` draws; None: those of the rules."""
-    check, compile, rules = children.check, children.compile, children.rules
+    rules = children.rules
     seeds, capability = seeds or rules.seeds.count, children.capability
+
+    def checked(worker: Worker, kernel: Kernel) -> Callable[[], Check]:
+        job = to_json(CheckJob(_bare(kernel), seeds, criterion_of(rules)))
+        submit = partial(submit_check, worker, kernel, seeds=seeds, rules=rules)
+        return _proven(Check, job, submit, children.known)
+
+    def compiled(worker: Worker, kernel: Kernel) -> Callable[[], Compiled]:
+        job = to_json(CompileJob(_bare(kernel), capability))
+        submit = partial(submit_compile, worker, kernel, capability, rules=rules)
+        return _proven(Compiled, job, submit, children.known)
+
     handed = [
         (
-            check
-            and _proven(
-                Check,
-                to_json(CheckJob(_bare(kernel), seeds, criterion_of(rules))),
-                partial(submit_check, check, kernel, seeds=seeds, rules=rules),
-                partial(collect_check, kernel, seeds=seeds),
-                children.known,
-            ),
-            compile
-            and _proven(
-                Compiled,
-                to_json(CompileJob(_bare(kernel), capability)),
-                partial(submit_compile, compile, kernel, capability, rules=rules),
-                partial(collect_compiled, kernel),
-                children.known,
-            ),
+            children.check and checked(children.check, kernel),
+            children.compile and compiled(children.compile, kernel),
         )
         for kernel in kernels
     ]
-    return [(checked and checked(), compiled and compiled()) for checked, compiled in handed]
+    return [(check and check(), compile and compile()) for check, compile in handed]
 
 
 def _bare(kernel: Kernel) -> Kernel:
@@ -185,11 +176,7 @@ def _bare(kernel: Kernel) -> Kernel:
 
 
 def _proven(
-    kind: type[_Proof],
-    job: str,
-    submit: Callable[[], Future[_Proof]],
-    collect: Callable[[Future[_Proof]], _Proof],
-    known: Proofs | None,
+    kind: type[_Proof], job: str, submit: Callable[[], Callable[[], _Proof]], known: Proofs | None
 ) -> Callable[[], _Proof]:
     """Begin a job, unless its record is known; the returned function waits for the record."""
     found = known and known.find(kind, job)
@@ -198,7 +185,7 @@ def _proven(
     answer = submit()
 
     def collected() -> _Proof:
-        proof = collect(answer)
+        proof = answer()
         if known is not None:
             known.keep(job, proof)
         return proof

@@ -47,7 +47,6 @@ from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import (
     Where,
     checker,
-    collect_check,
     submit_check,
 )
 from fusion_advisor.workflows.recommend import (
@@ -261,8 +260,7 @@ class _Session:
         with checker(where, rules) as worker:
             for subject in self.subjects:
                 self._tell(f"{subject.id} check", total)
-                answer = submit_check(worker, subject.kernel, seeds=seeds, rules=rules)
-                check = collect_check(subject.kernel, answer, seeds=seeds)
+                check = submit_check(worker, subject.kernel, seeds=seeds, rules=rules)()
                 found[subject.id] = check
                 row = rows[subject.id].kernel
                 row.check = CheckRow.of(check)

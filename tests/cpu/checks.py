@@ -6,8 +6,6 @@ from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import (
-    collect_check,
-    collect_compiled,
     criterion_of,
     submit_check,
     submit_compile,
@@ -22,12 +20,10 @@ def checked(
 ) -> list[Check]:
     """One check for each kernel, in order. Seeds 0 to 5 draw six different distributions."""
     answers = [submit_check(worker, k, seeds=seeds, timeout_s=timeout_s) for k in kernels]
-    return [
-        collect_check(k, answer, seeds=seeds) for k, answer in zip(kernels, answers, strict=True)
-    ]
+    return [answer() for answer in answers]
 
 
 def compiled(worker: Worker, *kernels: Kernel, capability: int = 90) -> list[Compiled]:
     """The offline compile of each kernel, in order."""
     answers = [submit_compile(worker, k, capability) for k in kernels]
-    return [collect_compiled(k, answer) for k, answer in zip(kernels, answers, strict=True)]
+    return [answer() for answer in answers]

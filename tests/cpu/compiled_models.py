@@ -503,16 +503,17 @@ def views_of_what_inductor_lays_otherwise() -> Facts:
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     transformer, transformer_in_bfloat16, perceptron, parts, losses, operators_are_shared,
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
-    numbers_given_by_the_caller, gradients_within, inference_mode, constants, autocast,
+    numbers_given_by_the_caller, gradients_within, inference_mode, autocast,
     dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,
     nothing_that_wins, no_gpu, logged, a_wrong_option, padding, inductor,
-    views_of_what_inductor_lays_otherwise,
 )  # fmt: skip
+LONG: tuple[Callable[[], Facts], ...] = (constants, views_of_what_inductor_lays_otherwise)
+"""Further ones that Inductor compiles, which only the deep tests ask for."""
 
 
 def main() -> None:
     install()
-    report(SCENARIOS, sys.argv[1:])
+    report(LONG if sys.argv[1:] == ["long"] else SCENARIOS)
 
 
 if __name__ == "__main__":

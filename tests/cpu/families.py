@@ -40,7 +40,7 @@ EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_key_value_heads": 2}
 VISION = {"image_size": 32, "patch_size": 8}
 
 CAUSAL: dict[str, dict[str, Any]] = {
-    "llama": {**SMALL, "num_key_value_heads": 2},
+    "llama": {**SMALL, "num_hidden_layers": 1, "num_key_value_heads": 2},
     "mistral": {**SMALL, "num_key_value_heads": 2},
     "phi3": {**SMALL, "num_key_value_heads": 2, **ENDS},
     "mixtral": {**SMALL, **EXPERTS, "num_local_experts": 4},

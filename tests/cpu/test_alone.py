@@ -62,8 +62,9 @@ ALONE = ("softmax", "masked_count", "residual_rms_norm", "dropped_attention", "s
 """A function of the math library, integers, 16 bits, random numbers, and programs that share."""
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(
+    "name", [ALONE[0], *(pytest.param(name, marks=pytest.mark.deep) for name in ALONE[1:])]
+)
 def test_without_a_gpu_a_file_is_checked_on_the_interpreter(name: str, tmp_path: Path) -> None:
     made = named(name)
     done = run(made.text, tmp_path, "kernel", "--check")

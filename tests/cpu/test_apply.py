@@ -144,7 +144,7 @@ def holds(facts: Facts) -> None:
 
 @pytest.fixture(scope="module")
 def some_families() -> dict[str, Facts]:
-    return placed("llama", "llama_without_cache", "llama_generates")
+    return placed("llama", "llama_generates")
 
 
 def test_kernels_are_in_models_that_are_called_as_everyone_does(
@@ -153,15 +153,17 @@ def test_kernels_are_in_models_that_are_called_as_everyone_does(
     holds(some_families["llama"])
 
 
-def test_a_cache_costs_no_kernel(some_families: dict[str, Facts]) -> None:
+@pytest.mark.deep
+def test_a_cache_costs_no_kernel() -> None:
     """Without one, transformers makes a mask, too, and repeats heads: other pointwise ops."""
+    found = placed("llama", "llama_without_cache")
 
     def named(facts: Facts) -> dict[str, int]:
         kernels = facts["kernels"].items()
         return {n: count for n, count in kernels if "norm" in n or n == "swiglu"}
 
-    assert sum(named(some_families["llama"]).values()) == 2 * 2 + 2 + 1
-    assert named(some_families["llama"]) == named(some_families["llama_without_cache"])
+    assert sum(named(found["llama"]).values()) == 2 + 1 + 1
+    assert named(found["llama"]) == named(found["llama_without_cache"])
 
 
 def test_generate_runs_kernels_with_either_cache(some_families: dict[str, Facts]) -> None:
@@ -169,14 +171,14 @@ def test_generate_runs_kernels_with_either_cache(some_families: dict[str, Facts]
     length. A fixed cache gives back counters that the graph writes."""
     facts = some_families["llama_generates"]
     assert "raised" not in facts, facts["raised"]
-    for cache, graphs, kernels in (("dynamic", 3, 7), ("static", 2, 14)):
+    for cache, graphs, kernels in (("dynamic", 3, 7), ("static", 2, 9)):
         found = facts[cache]
         assert found["same"]
         assert found["said"] == []
         assert found["graphs"] == graphs
         assert found["kernels"] >= kernels, "in each of them"
         assert found["plain"] == ["method"] * 3
-    assert facts["static"]["fixed"] == [True] * 6, "else CUDA graphs leave it"
+    assert facts["static"]["fixed"] == [True] * 3, "else CUDA graphs leave it"
 
 
 @pytest.mark.deep

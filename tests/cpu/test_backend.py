@@ -35,6 +35,12 @@ def scenarios() -> dict[str, Facts]:
     return facts_by("compiled_models.py", ROOT, PYTHONPATH=str(ROOT))
 
 
+@pytest.fixture(scope="module")
+def long_scenarios() -> dict[str, Facts]:
+    """What the others saw, which only the deep tests ask for."""
+    return facts_by("compiled_models.py", ROOT, ["long"], PYTHONPATH=str(ROOT))
+
+
 def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
     facts = scenarios[name]
     assert "error" in facts or "raised" not in facts, facts.get("raised")
@@ -53,12 +59,19 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
         "parts",
         "losses",
         "inference_mode",
-        "constants",
         "inductor",
     ],
 )
 def test_results_are_eagers(scenarios: dict[str, Facts], name: str) -> None:
-    facts = facts_of(scenarios, name)
+    _as_eager(facts_of(scenarios, name))
+
+
+@pytest.mark.deep
+def test_results_with_constants_are_eagers(long_scenarios: dict[str, Facts]) -> None:
+    _as_eager(facts_of(long_scenarios, "constants"))
+
+
+def _as_eager(facts: Facts) -> None:
     assert facts["error"] <= facts["allowed"]
     assert facts["same"]
     assert facts["taken"]
@@ -176,8 +189,9 @@ def test_a_fault_costs_the_kernels_and_not_the_model(scenarios: dict[str, Facts]
     assert "RuntimeError: the analysis is out; Inductor compiles the graph alone" in said
 
 
-def test_a_view_may_be_a_copy_for_inductor(scenarios: dict[str, Facts]) -> None:
-    facts = facts_of(scenarios, "views_of_what_inductor_lays_otherwise")
+@pytest.mark.deep
+def test_a_view_may_be_a_copy_for_inductor(long_scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(long_scenarios, "views_of_what_inductor_lays_otherwise")
     assert facts["near"]
     assert facts["taken"]
 

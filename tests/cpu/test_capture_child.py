@@ -97,7 +97,7 @@ def test_what_the_model_prints_does_not_reach_the_graph(
         ("import os\nos._exit(0)\n", "model.py:2: the model ended its process .exit code 0."),
         (HEAD + FORWARD + "import sys; sys.exit(3)" + TAIL,
          "model.py:4: the model raised SystemExit"),
-        (HEAD + FORWARD + "import os, signal; os.kill(os.getpid(), signal.SIGINT)" + TAIL,
+        (HEAD + FORWARD + "import signal; signal.raise_signal(signal.SIGINT)" + TAIL,
          "model.py:4: the model raised KeyboardInterrupt"),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.shipped.files import DEVICE, RUNTIME
 from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.worker import Worker
-from fusion_advisor.verify.driver import collect_check, compiler, submit_check
+from fusion_advisor.verify.driver import compiler, submit_check
 
 from .checks import compiled
 from .generated import FUNCTIONS, kernel
@@ -85,7 +85,7 @@ def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) 
         "sums_parts_kernel",
     ]
     assert_formatted(made.text, tmp_path / "sums.py")
-    assert collect_check(made, submit_check(worker, made)).failure is None
+    assert submit_check(worker, made)().failure is None
 
 
 @pytest.mark.sampled(3)
@@ -97,7 +97,7 @@ def test_moments_are_combined_as_finely_as_results_show(dtype: torch.dtype, work
     made = kernel_of(normal, x(40, 700, dtype=dtype), rules=SHARING)
     assert "published(" in made.text
     assert ("tl.float64" in made.text) == (dtype == torch.float32)
-    assert collect_check(made, submit_check(worker, made)).failure is None
+    assert submit_check(worker, made)().failure is None
 
 
 def test_a_long_name_breaks_no_string() -> None:
@@ -309,7 +309,7 @@ def checked(
     chosen = replace(planned, plans=planned.plans[plan:])
     decision = replace(decision, subject=replace(decision.subject, planned=chosen))
     made = emit(flow, decision, "laid_out", rules)
-    return collect_check(made, submit_check(worker, made)).failure
+    return submit_check(worker, made)().failure
 
 
 def test_launches_that_nothing_needs(worker: Worker) -> None:
@@ -323,7 +323,7 @@ def test_launches_that_nothing_needs(worker: Worker) -> None:
     decision = decided(flow)
     assert decision.subject.plan is not None, why_not(decision)
     made = emit(flow, decision, "partly_dead", RULES)
-    assert collect_check(made, submit_check(worker, made)).failure is None
+    assert submit_check(worker, made)().failure is None
     assert "aten.where" not in made.text.split("def reference")[1]
 
 
@@ -356,7 +356,7 @@ def test_float8_results_are_torchs(name: str, to: torch.dtype, worker: Worker) -
     """The draws overflow, and hold NaN and infinities: e5m2 has infinities, e4m3fn saturates."""
     x = torch.empty(60, 50, dtype=torch.bfloat16)
     made = kernel_of(lambda x: FLOAT8_KERNELS[name](x, to), x)
-    assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+    assert submit_check(worker, made, seeds=5)().failure is None
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
@@ -364,7 +364,7 @@ def test_float8_inputs(dtype: torch.dtype, worker: Worker) -> None:
     x = torch.empty(60, 50, dtype=dtype)
     for function in (lambda x: x.to(torch.float32) * 2, lambda x: x.t().contiguous()):
         made = kernel_of(function, x)
-        assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+        assert submit_check(worker, made, seeds=5)().failure is None
 
 
 # -- what the fuzzer found -------------------------------------------------------------------------
@@ -499,7 +499,7 @@ def test_what_the_fuzzer_found_compiles() -> None:
 @pytest.mark.parametrize("region", FOUND)
 def test_found_by_the_fuzzer(region: Callable[[Tape], Any], worker: Worker) -> None:
     made = _emitted(region)
-    assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+    assert submit_check(worker, made, seeds=5)().failure is None
 
 
 def test_what_two_parts_read_is_loaded_once(worker: Worker) -> None:
@@ -529,7 +529,7 @@ def test_launches_named_as_sizes_are(worker: Worker) -> None:
     found = emit(renamed, decided(renamed, RULES), "k", RULES)
     assert "n2 = args_0.shape[2]" in found.text
     assert "n0 = args_0.shape[0]" not in found.text, "nothing in the reference has use for it"
-    assert collect_check(found, submit_check(worker, found)).failure is None
+    assert submit_check(worker, found)().failure is None
 
 
 def test_integers_negated_under_an_extreme_are_refused() -> None:

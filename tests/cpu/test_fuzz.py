@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.support.worker import Worker
-from fusion_advisor.verify.driver import collect_check, submit_check
+from fusion_advisor.verify.driver import submit_check
 
 from .regions import RULES
 from .sketches import Seeded, planned, sketched
@@ -50,7 +50,7 @@ def _right(worker: Worker, sketch: Any) -> None:
         kernel = emit(decision.subject.flow, decision, "k", RULES)
         if not SLOW:
             kernel = replace(kernel, cases=kernel.cases[:2])
-        check = collect_check(kernel, submit_check(worker, kernel, seeds=SEEDS))
+        check = submit_check(worker, kernel, seeds=SEEDS)()
         if not check.passed:
             note(kernel.text.split("def serves")[0])
         assert check.failure is None

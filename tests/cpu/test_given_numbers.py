@@ -134,6 +134,10 @@ def blocks(body: str) -> str:
     return BLOCKS.replace("{body}", body.replace("; ", "\n        "))
 
 
+QUICK = ("one that a method reads of its module", "what is reckoned with some")
+CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.deep) for name in BODIES]
+
+
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Patched]]:
     """Folder of a model of blocks with a body, and its patch, which no test changes."""
@@ -146,7 +150,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     return of
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", CASES)
 def test_blocks_that_hold_other_numbers_have_one_kernel(
     patched: Callable[[str], tuple[Path, Patched]], name: str
 ) -> None:
@@ -162,7 +166,7 @@ def test_blocks_that_hold_other_numbers_have_one_kernel(
     assert_same(patch, folder, [(5, 256), (1, 256)])
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_number_that_changes_later_reaches_the_kernel(
     patched: Callable[[str], tuple[Path, Patched]], name: str
 ) -> None:
@@ -202,6 +206,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("body", ASKED.values(), ids=ASKED)
 def test_a_number_that_is_not_passed_is_asked(tmp_path: Path, body: str) -> None:
     """A call that has the number as a literal keeps the guard of what it is made of."""
@@ -247,6 +252,7 @@ def test_a_plan_is_not_taken_again_for_another_number(tmp_path: Path) -> None:
     assert runtime.inverse(0.0) == float("inf")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bound", [1, 2])
 def test_a_number_that_is_the_default_at_one_size_is_given(tmp_path: Path, bound: int) -> None:
     """torch leaves a default out of a call, so that a bound of 1 is no argument and one of 2 is."""

@@ -53,11 +53,15 @@ def get_inputs():
 """
 
 
-def made(folder: Path, text: str, *, verify: bool, rules: tuple[Path, ...] = ()) -> Patched:
+def made(
+    folder: Path, text: str, *, verify: bool, rules: tuple[Path, ...] = (), model_new: bool = False
+) -> Patched:
     file = folder / "model.py"
     file.write_text(text)
     request = Request(str(file), device="h200", verify=verify, compile=False, rules=rules)
-    return patch_model(request, folder.resolve(), captured=captured, operators=True, model_new=True)
+    return patch_model(
+        request, folder.resolve(), captured=captured, operators=True, model_new=model_new
+    )
 
 
 def test_statements_become_the_op_that_computes_the_same(tmp_path: Path) -> None:
@@ -71,27 +75,36 @@ def test_statements_become_the_op_that_computes_the_same(tmp_path: Path) -> None
     assert "# fusion-advisor: softmax, 5 kernels in one of PyTorch's: " in text
     assert "dtype" not in text, "each is as exact as the statements in every dtype"
     assert "fused_" not in text, "no kernels"
+    _computes_the_same(tmp_path, text, "Model")
+
+
+@pytest.mark.deep
+def test_a_class_of_its_own_has_the_ops_too(tmp_path: Path) -> None:
+    patch = made(tmp_path, MODEL, verify=True, model_new=True)
+    assert patch.wrong == {}
     assert "triton" not in patch.model_new
-    (tmp_path / "patched.py").write_text(text)
-    (tmp_path / "new.py").write_text(patch.model_new)
-    run = """
+    _computes_the_same(tmp_path, patch.model_new, "ModelNew")
+
+
+def _computes_the_same(folder: Path, text: str, name: str) -> None:
+    (folder / "patched.py").write_text(text)
+    run = f"""
         import torch
-        import model, patched
-        from new import ModelNew
+        import model
+        from patched import {name}
         for dtype, near in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
             torch.manual_seed(0)
             one = model.Model().to(dtype)
             x = torch.randn(37, 96, dtype=dtype)
             one(x).sum().backward()
-            for kind in (patched.Model, ModelNew):
-                two = kind().to(dtype)
-                two.load_state_dict(one.state_dict())
-                torch.testing.assert_close(two(x), one(x), atol=near, rtol=near)
-                two(x).sum().backward()
-                gradients = two.norm.weight.grad, one.norm.weight.grad
-                torch.testing.assert_close(*gradients, atol=20 * near, rtol=20 * near)
+            two = {name}().to(dtype)
+            two.load_state_dict(one.state_dict())
+            torch.testing.assert_close(two(x), one(x), atol=near, rtol=near)
+            two(x).sum().backward()
+            gradients = two.norm.weight.grad, one.norm.weight.grad
+            torch.testing.assert_close(*gradients, atol=20 * near, rtol=20 * near)
     """
-    run_script(textwrap.dedent(run), folder=tmp_path)
+    run_script(textwrap.dedent(run), folder=folder)
 
 
 @pytest.mark.deep

@@ -457,6 +457,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.deep
 def test_kernels_that_are_given_numbers_are_written_anew_as_they_were(tmp_path: Path) -> None:
     """An eps is given, the 32 groups are no size: neither is known from the kernel's text alone."""
     (tmp_path / "model.py").write_text(NORMED)

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from fusion_advisor.codegen.kernel_package import kernels_of, read_package
 from fusion_advisor.shipped.files import RUNTIME
 
@@ -17,6 +19,7 @@ MOST, MOST_OF_THE_RUNTIME = 1320, 580
 """Lines that the patch adds, and those of them that all kernels share as host code."""
 
 
+@pytest.mark.deep
 def test_a_patch_of_five_modules_can_be_read(tmp_path: Path) -> None:
     shutil.copytree(MODULES, tmp_path, dirs_exist_ok=True)
     words = ("--device", "h200", "--no-verify", "--no-compile", "--out", "made.patch")

@@ -226,6 +226,7 @@ def test_a_program_trains_with_it(
 # -- activations and losses ------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "computed",
     [

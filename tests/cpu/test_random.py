@@ -14,7 +14,7 @@ from fusion_advisor.codegen.emit import emit
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.region.random import SHARES, threshold
 from fusion_advisor.support.worker import Worker
-from fusion_advisor.verify.driver import collect_check, submit_check
+from fusion_advisor.verify.driver import submit_check
 
 from .evaluating import reference_functions
 from .generated import kernel
@@ -214,7 +214,7 @@ def test_kernels_draw_as_their_reference(name: str, worker: Worker) -> None:
     """Masks are results in many of these: compared bit for bit, at odd sizes too."""
     made, schedule = drawn_kernel(name)
     assert schedule == KERNELS[name][2]
-    check = collect_check(made, submit_check(worker, made, seeds=3, timeout_s=200))
+    check = submit_check(worker, made, seeds=3, timeout_s=200)()
     assert check.failure is None
 
 

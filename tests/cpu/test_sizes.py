@@ -211,6 +211,7 @@ def test_a_size_that_becomes_a_number(tmp_path: Path, name: str) -> None:
     assert_same(patch, tmp_path, SHAPES[len(shape.split(", "))])
 
 
+@pytest.mark.deep
 def test_a_cut_that_cuts_nothing_off_yet(tmp_path: Path) -> None:
     """torch leaves out a slice up to an end that is all, and has it at larger sizes again."""
     body = "y = torch.exp(x)[:, :1024]\n        return torch.tanh(y) * 2 + 1"
@@ -297,6 +298,7 @@ def test_inputs_that_share_a_size_and_differ_in_it(
     assert_same_for(patch, tmp_path, inputs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("held", "body", "asked", "refused"),
     [
@@ -350,6 +352,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("body", "shapes", "others"), WHOLE.values(), ids=WHOLE)
 def test_what_is_one_kernel_is_one_call(
     tmp_path: Path,
@@ -475,6 +478,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.deep
 def test_a_module_of_rows_and_of_their_heads(tmp_path: Path) -> None:
     """A reference reads no size because a tensor is called `n1`: two norms are the same."""
     patch = made(tmp_path, HEADS)

@@ -62,6 +62,7 @@ def test_the_rules_travel_with_the_wheel(installed: Path, tmp_path: Path) -> Non
     assert (device, digest) == ("h200", load_rulebook().hash)
 
 
+@pytest.mark.deep
 def test_a_folder_installs_and_analyses(tmp_path: Path) -> None:
     """`pip install .` of the folder, in an environment that has the dependencies alone."""
     clean = tmp_path / "clean"
@@ -134,6 +135,7 @@ print(lookup_backend("fusion_advisor").__module__)
 """
 
 
+@pytest.mark.deep  # test_backend asks the entry point itself
 def test_torch_finds_the_backend(installed: Path, tmp_path: Path) -> None:
     found = run(installed / "bin" / "python", "-c", BACKEND, cwd=tmp_path)
     assert found.strip() == "fusion_advisor.dynamo.backend"

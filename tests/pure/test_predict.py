@@ -15,7 +15,6 @@ from fusion_advisor.perfmodel.model import (
     launch_us,
     memory_us,
     speedup_interval,
-    tail_us,
 )
 from fusion_advisor.rulebook.load import load_rulebook
 
@@ -135,15 +134,6 @@ def test_times_of_a_device_of_its_own_are_laid_over_the_shared_ones(tmp_path: ob
     assert rules.device("h200").times == H200.times
 
 
-def test_programs_beyond_whole_waves_keep_the_device_waiting() -> None:
-    whole = replace(ROW, bytes_read=MEBI, bytes_written=MEBI, programs=2112)
-    beyond = replace(whole, programs=2113)
-    assert tail_us(whole, H200) == 0.0
-    assert tail_us(replace(whole, programs=1000), H200) == 0.0
-    assert 0.0 < tail_us(replace(beyond, programs=20 * 2112 + 1), H200) < tail_us(beyond, H200)
-    assert launch_us(beyond, H200) > launch_us(whole, H200)
-
-
 def test_waves_wait_for_each_other_most_where_a_multiprocessor_holds_one_program() -> None:
     one = replace(ROW, programs=136, warps=32, at_once=H200.sm_count)
     assert between_us(replace(one, programs=H200.sm_count), H200) == 0.0
@@ -152,14 +142,6 @@ def test_waves_wait_for_each_other_most_where_a_multiprocessor_holds_one_program
     two = replace(one, programs=2 * 136, at_once=2 * H200.sm_count)
     assert between_us(two, H200) == pytest.approx(between_us(one, H200) / 2)
     assert between_us(STREAM, H200) == 0.0  # of which nobody knows how many programs it has
-
-
-def test_reductions_of_one_program_hide_behind_those_of_others() -> None:
-    alone = replace(ROW, programs=H200.sm_count, warps=32, at_once=H200.sm_count)
-    several = replace(ROW, programs=8 * H200.sm_count, warps=4, at_once=8 * H200.sm_count)
-    for chained in (0, 1):
-        by_one, by_many = (launch_us(replace(w, chained=chained), H200) for w in (alone, several))
-        assert (by_one > by_many) == bool(chained)
 
 
 def test_the_l2_takes_in_what_a_short_kernel_writes() -> None:
