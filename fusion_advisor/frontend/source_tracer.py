@@ -261,7 +261,7 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
         kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
         if isinstance(module, Sized):
             plain[LENGTH] = len(module)
-        return ModuleAttributes(kind, "", _texts(plain))
+        return ModuleAttributes(kind, "", _texts(plain), forward=_forward(module))
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
     given = vars(module).keys() & {*_given(cls)}
     kept = named | given
@@ -277,7 +277,14 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
         texts |= dict.fromkeys(_left_out(module), "None")
         given |= {*_left_out(module)}
     inherited = tuple(sorted(given & texts.keys()))
-    return ModuleAttributes(cls.__name__, code.co_filename if code else "", texts, inherited)
+    file = code.co_filename if code else ""
+    return ModuleAttributes(cls.__name__, file, texts, inherited, _forward(module))
+
+
+def _forward(module: torch.nn.Module) -> str:
+    """The name that the code of a module's `forward` has."""
+    code = getattr(getattr(module, "forward", None), "__code__", None)
+    return code.co_qualname if code else ""
 
 
 def _left_out(module: torch.nn.Module) -> list[str]:

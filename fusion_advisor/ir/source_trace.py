@@ -67,9 +67,6 @@ class Moment:
     names: dict[str, str]
 
 
-GIVEN = "not None"
-"""Value of a tensor that is there, where the source asks whether it is None."""
-
 LENGTH = "len()"
 """Name under which a container of modules has how many it holds."""
 
@@ -94,6 +91,8 @@ class ModuleAttributes:
     plain: dict[str, str] = field(default_factory=dict[str, str])
     inherited: tuple[str, ...] = ()
     """Names of attributes that a class of torch gives to one that inherits from it."""
+    forward: str = ""
+    """Qualified name of what a call of the module runs."""
 
 
 @dataclass(frozen=True, slots=True)
