@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
+from fusion_advisor.support.errors import CaptureError
+from fusion_advisor.workflows.patch import patch_model
 
-from .test_patch import changed, made
+from .in_process import captured_as_asked
+from .test_patch import HEAD, changed, made
 
 Use = Callable[[Any], list[object]]
 
@@ -283,3 +288,48 @@ def test_a_write_into_an_argument_is_left(tmp_path: Path) -> None:
     )
     assert "x += h" in text
     assert "fused_model.tanh_mul_add_or_eager(x, h)" in text
+
+
+def test_a_group_at_fault_is_left_out_and_the_others_are_put(tmp_path: Path) -> None:
+    """Here the model cannot be captured where two of four kernels are called."""
+
+    def capturing(model: str, *rest: Any) -> Graph:
+        text = Path(model).read_text()
+        for wrong in ("fused_model.exp_mul", "fused_model.sigmoid_mul"):
+            if wrong in text:
+                raise CaptureError(f"{wrong} is wrong")
+        return captured_as_asked(model, *rest)
+
+    file = tmp_path / "model.py"
+    file.write_text(HEAD + FOUR)
+    request = Request(str(file), Scenario(), device="h200", verify=False, compile=False)
+    patch = patch_model(request, tmp_path.resolve(), captured=capturing)
+    assert patch.wrong == {}
+    text = changed(patch)
+    assert "fused_model.tanh_mul" in text
+    assert "fused_model.softmax_or_eager" in text or "fused_model.mul_softmax" in text
+    assert "exp(y) * 2.0" in text
+    assert "sigmoid(y) * 2.0" in text
+    whys = [left.why for left in patch.left]
+    assert len(whys) == 2
+    assert all(
+        "with it the patched model is wrong" in why and "_mul is wrong" in why for why in whys
+    )
+
+
+FOUR = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        y = self.lin(torch.tanh(x) * 2.0)
+        y = self.lin(torch.exp(y) * 2.0)
+        y = self.lin(torch.sigmoid(y) * 2.0)
+        return torch.softmax(self.lin(y) * 2.0, -1)
+
+
+def get_inputs():
+    return [torch.empty(8, 32, 1024)]
+"""
