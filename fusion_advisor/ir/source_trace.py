@@ -77,6 +77,9 @@ of them: `self` is the `Sequential`, `module` what runs next."""
 CHANGING = "..."
 """Marker in place of an attribute that the model sets as it runs."""
 
+OPAQUE = "?"
+"""Marker in place of an object that no source spells, of which the code may take numbers."""
+
 
 @row
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     assigned,
     held_path,
     names_in,
+    span_of,
 )
 from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace
 from fusion_advisor.sourcepatch.given import Held
@@ -116,7 +117,7 @@ class Guards:
 
         conditions = {
             **dict.fromkeys(self._called.conditions(place, edit, given)),
-            **dict.fromkeys(self._elsewhere(place, edit, here, names, only_dtype)),
+            **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
             **dict.fromkeys(self._numbers(place, edit, passed)),
             **dict.fromkeys(self._told_apart(place, edit, names)),
@@ -269,12 +270,14 @@ class Guards:
         edit: Edit,
         here: Mapping[object, set[str]],
         names: Mapping[str, str],
+        operands: Mapping[Ref, str],
         only_dtype: bool,
     ) -> Iterator[str]:
         other_dtype = any(other.differs == "dtype" for other in self.others)
+        read = self._dtypes(place, edit, operands)
         converts = not other_dtype and self._converts(place, edit)
-        if only_dtype or converts:
-            yield from self._of_dtype(place, edit, names)
+        if only_dtype or converts or len(read) > 1:
+            yield from self._of_dtype(edit, names, read)
         for other in self.others:
             there = _computed(other.sources, place.block, edit)
             differing = here.keys() ^ there.keys()
@@ -287,7 +290,7 @@ class Guards:
             elif other.differs == "autocast":
                 yield "torch.is_autocast_enabled()"
             else:
-                yield from self._of_dtype(place, edit, names)
+                yield from self._of_dtype(edit, names, read)
 
     def _converts(self, place: SourcePlace, edit: Edit) -> bool:
         """Whether what an edit replaces asks for a dtype: where the model was not seen in another,
@@ -301,39 +304,52 @@ class Guards:
             for node in self._replaced(edit)
         )
 
-    def _of_dtype(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
-        """Conditions that tensors have other dtypes than they were captured in: those whose dtype
-        what is replaced reads, and the first that has a name."""
-        spelling, found = SpellingAtPlace(self.sources, place, edit.lines[0]), dict[str, str]()
-        tensors = self.flow.annotated.tensors
-        for number, node in self._dtypes(place, edit):
-            ref = spelling.tensor(node, number)
-            text = spelling.of(node, number) if ref else None
-            if ref is not None and text is not None and "float" in tensors[ref].dtype:
-                found[ast.unparse(text)] = tensors[ref].dtype
-        for name, word in names.items() if not found else ():
-            ref = self.sources.value(word)
-            if ref is not None and "float" in tensors[ref].dtype:
-                found[name] = tensors[ref].dtype
-                break
-        if not found:
+    def _of_dtype(
+        self, edit: Edit, names: Mapping[str, str], read: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Conditions that tensors have other dtypes than they were captured in: those whose dtypes
+        are `read`, else the first that has a name."""
+        refs = ((name, self.sources.value(word)) for name, word in names.items())
+        known = ((name, self.sources.dtype(ref)) for name, ref in refs if ref is not None)
+        first = next((pair for pair in known if "float" in pair[1]), None)
+        if not read and first is None:
             raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
-        yield from (f"{text}.dtype != torch.{dtype}" for text, dtype in found.items())
+        asked = read or dict(filter(None, [first]))
+        yield from (f"{text}.dtype != torch.{dtype}" for text, dtype in asked.items())
 
-    def _dtypes(self, place: SourcePlace, edit: Edit) -> Iterator[tuple[int, ast.expr]]:
-        """Yield the expressions whose dtypes what an edit replaces reads, each with its call."""
+    def _dtypes(
+        self, place: SourcePlace, edit: Edit, operands: Mapping[Ref, str]
+    ) -> dict[str, str]:
+        """The float tensors whose dtypes what an edit replaces reads, or that it converts: their
+        texts, with the dtypes."""
+        spelling = SpellingAtPlace(self.sources, place, edit.lines[0])
         read = [(place.activation, node) for node in self._replaced(edit)]
         for number in self.sources.called(place, edit.takes):
             function = self.sources.code(number)
             read += [(number, node) for node in ast.walk(function)] if function else []
+        leaves = [leaf for part in edit.taken.parts for leaf in part.leaves]
+        found = dict[str, str]()
         for number, node in read:
+            values: list[ast.expr] = []
             match node:
                 case ast.Attribute(value, "dtype"):
-                    yield number, value
+                    values.append(value)
                 case ast.Call(ast.Attribute(value, name), args) if name in _CONVERTING:
-                    yield from ((number, each) for each in (value, *args))
+                    values += (value, *args)
                 case _:
                     pass
+            parts = (n for value in values for n in ast.walk(value) if isinstance(n, ast.expr))
+            for each in parts:
+                own = number == place.activation and edit.keeps(span_of(each))
+                ref = None if own else spelling.tensor(each, number)
+                text = spelling.of(each, number) if ref else None
+                if ref is not None and text is not None:
+                    found[ast.unparse(text)] = self.sources.dtype(ref)
+            inside = {text for span, text in leaves if any(span_of(v).holds(span) for v in values)}
+            for ref, text in operands.items() if number == place.activation else ():
+                if text in inside and not text.isidentifier() and (text := self._given(edit, text)):
+                    found[text] = self.sources.dtype(ref)
+        return {text: dtype for text, dtype in found.items() if "float" in dtype}
 
     # Another module.
 

@@ -5,6 +5,7 @@ Where a kernel would compute something else there, a guard asks, or the group is
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.scenario import Request, Scenario
@@ -146,7 +148,7 @@ EFFECTS = {
     "an attribute that is set": "self.calls = self.calls + 1",
     "a method that is called": "self.seen.append(1)",
     "a context": "with torch.no_grad():\n                    x = x * 3.0",
-    "a name of another function": "global COUNT; COUNT = COUNT + 1",
+    "a global name": "global COUNT\n                COUNT = COUNT + 1",
 }
 
 
@@ -159,7 +161,7 @@ def test_what_a_function_does_beside_computing_is_done(tmp_path: Path, effect: s
         lin: Any = model.lin
         return [result, model.block.calls, len(model.block.seen), file.COUNT, lin.weight.grad]
 
-    body = """
+    body = '''
         COUNT = 0
 
         class Block(nn.Module):
@@ -168,6 +170,7 @@ def test_what_a_function_does_beside_computing_is_done(tmp_path: Path, effect: s
                 self.calls, self.seen = 0, []
 
             def forward(self, x):
+                """Of the house."""
                 EFFECT
                 return torch.tanh(x) * 0.5
 
@@ -178,7 +181,7 @@ def test_what_a_function_does_beside_computing_is_done(tmp_path: Path, effect: s
 
             def forward(self, x):
                 return self.block(self.lin(x)) + x
-        """
+        '''
     text = uses(tmp_path, body.replace("EFFECT", effect), use)
     assert "fused_model.tanh_mul" in text, "what the function computes is a kernel within it"
 
@@ -288,6 +291,179 @@ def test_a_write_into_an_argument_is_left(tmp_path: Path) -> None:
     )
     assert "x += h" in text
     assert "fused_model.tanh_mul_add_or_eager(x, h)" in text
+
+
+def test_numbers_that_are_no_plain_ones_stay_as_they_are_then(tmp_path: Path) -> None:
+    """NumPy's, members of enums, private attributes, and what a closure binds anew."""
+
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        model.act = file.counting()
+        results = [model(drawn()), model(drawn())]
+        model.number, model.member, model.word = (
+            file.np.float32(3.5),
+            file.Rate.HIGH,
+            file.Kind.HARD,
+        )
+        model._Model__eps = 0.125
+        return [*results, model(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        import enum
+        import numpy as np
+
+        class Rate(float, enum.Enum):
+            LOW, HIGH = 2.0, 3.0
+
+        class Kind(enum.Enum):
+            SOFT, HARD = 0.25, 4.0
+
+        def counting():
+            count = 1.0
+
+            def act(x):
+                nonlocal count
+                count = count + 1.0
+                return torch.tanh(x) * count
+
+            return act
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin, self.act = nn.Linear(1024, 1024), counting()
+                self.number, self.member, self.word = np.float32(2.5), Rate.LOW, Kind.SOFT
+                self.__eps = 0.5
+
+            def forward(self, x):
+                y = torch.tanh(self.lin(x) * self.number) + x
+                y = torch.sigmoid(self.lin(y) * self.member) + x
+                y = torch.sigmoid(self.lin(y) * self.word.value) + x
+                y = torch.exp(self.lin(y) * self.__eps) + x
+                return self.act(self.lin(y)) + x
+        """,
+        use,
+    )
+    assert "(self.lin(x), x, self.number)" in text
+    assert "self.lin(y) * self.word.value" in text, "no guard asks for it"
+
+
+def test_operands_of_several_dtypes_are_asked_one_by_one(tmp_path: Path) -> None:
+    """A cast to a dtype that another tensor has launches nothing where both have one."""
+
+    def use(file: Any) -> list[object]:
+        results: list[object] = []
+        for one, other in itertools.product((torch.float32, torch.bfloat16), repeat=2):
+            model = file.Model()
+            model.lin.to(one)
+            model.proj.to(other)
+            results.append(model(drawn().to(one)))
+        return results
+
+    uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin, self.proj = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                y = torch.tanh(self.lin(x)).to(self.proj.weight.dtype) * 2.0
+                return self.proj(y)
+        """,
+        use,
+    )
+
+
+def test_gradients_that_a_method_stops_are_stopped(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model, given = file.Model(), drawn().requires_grad_()
+        model(given).sum().backward()
+        return [given.grad, model.lin.weight.grad]
+
+    uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            @torch.no_grad()
+            def stopped(self, x):
+                return torch.sigmoid(x) * 3.0
+
+            def forward(self, x):
+                y = self.lin(x)
+                y = self.stopped(y) + torch.tanh(y)
+                z = self.lin(y.detach() * 2.0 + y)
+                with torch.no_grad():
+                    s = torch.exp(y) * 2
+                return z * s + y.data * 3
+        """,
+        use,
+    )
+
+
+def test_none_and_tensors_in_place_of_numbers(tmp_path: Path) -> None:
+    """What stands for a number is one, or eager runs: a parameter keeps its gradient."""
+
+    def use(file: Any) -> list[object]:
+        model, results = file.Model(), []
+        for low, high in ((None, 0.5), (-0.25, None)):
+            model.low, model.high = low, high
+            results.append(model(drawn()))
+        for scale in (torch.full((1024,), 0.3), torch.full((3, 1), 0.4), 2, True):
+            model.scale = scale
+            results.append(model(drawn()))
+        model.scale = nn.Parameter(torch.tensor(0.2))
+        model(drawn()).sum().backward()
+        return [*results, model.scale.grad]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+                self.low, self.high, self.scale = -0.5, 1.0, 0.5
+
+            def forward(self, x):
+                y = torch.clamp(self.lin(x) * 2.0, min=self.low, max=self.high)
+                y = torch.tanh(self.lin(y) * self.scale) + x
+                return torch.sigmoid(self.lin(y) / self.scale) * x
+        """,
+        use,
+    )
+    assert "self.low, self.high)" in text
+    assert "x, self.scale)" in text
+
+
+def test_an_argument_that_is_left_out_later(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        return [model(drawn(), drawn()), model(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x, residual=None):
+                y = torch.sigmoid(x + residual if residual is not None else x) * 2.0
+                return self.lin(y)
+        """,
+        use,
+        shape="8, 32, 1024), torch.empty(8, 32, 1024",
+    )
+    assert "residual is None" in text
 
 
 def test_a_group_at_fault_is_left_out_and_the_others_are_put(tmp_path: Path) -> None:

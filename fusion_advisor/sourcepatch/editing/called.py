@@ -148,8 +148,15 @@ class Called:
         """Collect the conditions of the statements that ran; what one of them did that no kernel
         does, or an empty text."""
         for statement in body:
-            if not self._began(statement, number):
-                return ""
+            match statement:
+                case ast.Expr(ast.Constant()) | ast.AnnAssign(value=None):
+                    continue  # no line that runs
+                case ast.Global(names) | ast.Nonlocal(names):
+                    return f"{self._where(statement, number)}: it sets `{names[0]}`"
+                case _ if not self._began(statement, number):
+                    return ""
+                case _:
+                    pass
             where = self._where(statement, number)
             for child in ast.iter_child_nodes(statement):
                 if isinstance(child, ast.expr):
@@ -170,8 +177,8 @@ class Called:
                     plain = isinstance(target, ast.Name) or self._computes(statement, number)
                     why = "" if plain else "it sets something"
                 case ast.Expr(value):
-                    plain = isinstance(value, ast.Constant) or self._computes(statement, number)
-                    why = "" if plain else f"`{ast.unparse(value)}` would not be called"
+                    computes = self._computes(statement, number)
+                    why = "" if computes else f"`{ast.unparse(value)}` would not be called"
                 case ast.Return() | ast.Pass() | ast.FunctionDef():
                     why = ""
                 case _:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from fusion_advisor.codegen.eager_reference import numbers_of
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import CHANGING, LENGTH, Evaluation, Span
+from fusion_advisor.ir.source_trace import CHANGING, LENGTH, OPAQUE, Evaluation, Span
 from fusion_advisor.sourcepatch.editing.rewrite import spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
@@ -213,18 +213,14 @@ class _Asked:
         if not word.startswith(":") or not parts:
             return
         path = [part for part in word[1:].split(".") if part] + parts
-        for count in range(len(path), -1, -1):
-            held = self._trail.modules.get(".".join(path[:count]))
-            value = held and held.plain.get(".".join(path[count:]))
-            if value:
-                text = (
-                    spelled(self._trail, ".".join(path), self._names) if value != CHANGING else None
-                )
-                yield self._number(node, activation, "module", value, text)
-                return
         around = max(n for n in range(len(path) + 1) if ".".join(path[:n]) in self._trail.modules)
-        if len(path) - around > 2:  # of an object that an object of the module's holds
-            yield unknown
+        held, inside = self._trail.modules[".".join(path[:around])].plain, path[around:]
+        value = held.get(".".join(inside))
+        if value not in (None, OPAQUE):
+            text = spelled(self._trail, ".".join(path), self._names) if value != CHANGING else None
+            yield self._number(node, activation, "module", value, text)
+        elif len(inside) > 2 or OPAQUE in (value, held.get(".".join(inside[:-1]))):
+            yield unknown  # of an object, or of one that an object holds
 
     def _is_local(self, name: str, activation: int) -> bool:
         """Whether a call gives or binds a name."""

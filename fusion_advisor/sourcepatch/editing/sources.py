@@ -122,6 +122,7 @@ class SourceFile:
     def of(cls, path: str, text: str) -> SourceFile:
         """A file from its text. Raises SyntaxError as Python does."""
         found = cls(path, text, ast.parse(text), before=text)
+        _mangle(found.tree)
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):
                 found.parents[child] = parent
@@ -292,6 +293,16 @@ class SourceFile:
         while not isinstance(at, Function):
             at = self.parents[at]
         return at
+
+
+def _mangle(node: ast.AST, owner: str = "") -> None:
+    """Give private attributes the names that they have in Python: `self.__eps` in a class `Norm` is
+    `_Norm__eps`, wherever that stands."""
+    owner = node.name.lstrip("_") if isinstance(node, ast.ClassDef) else owner
+    for child in ast.iter_child_nodes(node):
+        _mangle(child, owner)
+    if isinstance(node, ast.Attribute) and owner and node.attr.startswith("__"):
+        node.attr = node.attr if node.attr.endswith("__") else f"_{owner}{node.attr}"
 
 
 def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, str]:
