@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.codegen.eager_reference import numbers_of
-from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import CHANGING, LENGTH, OPAQUE, Evaluation, Span
 from fusion_advisor.sourcepatch.editing.rewrite import spelled
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -258,17 +257,8 @@ class _Asked:
         ref = self._sources.value(names.get(root)) if not parts else None
         shape = self._sources.shape(ref) if ref else ()
         if ref and -len(shape) <= dim < len(shape):
-            asked = dim if dim < 0 else dim - len(shape)
-            text = next(self._as_long(ref, asked, dim), None)
+            text = self._spelling.size(ref, dim)
             yield self._number(node, activation, "size", str(shape[dim]), text)
-
-    def _as_long(self, ref: Ref, last: int, dim: int) -> Iterator[str]:
-        """The size of a tensor, or one that it has from another, by names; `last` and `dim` are the
-        same dimension."""
-        for each in self._sources.as_long(ref, last):
-            for name, word in self._names.items():
-                if self._sources.value(word) == each:
-                    yield f"{name}.size({dim if each == ref else last})"
 
     # Where it comes from.
 

@@ -154,22 +154,28 @@ class SpellingAtPlace:
         return node if file is here or (own and own == there) else None
 
     def _alike(self, node: ast.expr, activation: int) -> ast.expr | None:
-        """`x.size(1)` or `x.dtype` of a tensor by one that has a text, which it has that from."""
-        (tensor, dim), attribute_ = size(node), getattr(node, "attr", "")
-        if attribute_ == "dtype" and isinstance(node, ast.Attribute):
-            tensor, dim = node.value, -1
+        """`x.size(1)` or `x.dtype`, of a tensor that has a text, if x has it from that."""
+        tensor, dim = size(node)
+        if isinstance(node, ast.Attribute) and node.attr == "dtype":
+            tensor, dim = node.value, None
         ref = self.tensor(tensor, activation) if tensor is not None else None
-        shape = self.sources.shape(ref) if ref else ()
-        if ref is None or dim is None or not -len(shape) <= dim < len(shape):
-            return None
-        last = dim if dim < 0 else dim - len(shape)
-        for each in self.sources.as_long(ref, last):
-            text = self._tensor(each)
-            if text and attribute_ and self.sources.dtype(each) == self.sources.dtype(ref):
-                return _parsed(f"{text}.dtype")
-            if text and not attribute_:
-                return _parsed(f"{text}.size({dim if each == ref else last})")
-        return None
+        text = "" if ref is None else self.dtype(ref) if dim is None else self.size(ref, dim)
+        return _parsed(text) if text else None
+
+    def size(self, ref: Ref, dim: int) -> str:
+        """Text of a tensor's size; empty where none is known."""
+        rank = len(self.sources.shape(ref))
+        last = dim if dim < 0 else dim - rank
+        like = self.sources.as_long(ref, last) if -rank <= dim < rank else ()
+        texts = ((each, self._tensor(each)) for each in like)
+        found = (f"{t}.size({dim if each == ref else last})" for each, t in texts if t)
+        return next(found, "")
+
+    def dtype(self, ref: Ref) -> str:
+        """Text of a tensor's dtype; empty where none is known."""
+        like = self.sources.as_long(ref, -1) if self.sources.shape(ref) else (ref,)
+        same = (each for each in like if self.sources.dtype(each) == self.sources.dtype(ref))
+        return next((f"{text}.dtype" for text in map(self._tensor, same) if text), "")
 
     def tensor(self, node: ast.expr, activation: int) -> Ref | None:
         """The tensor that an expression of names and attributes is."""
