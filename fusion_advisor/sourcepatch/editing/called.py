@@ -119,8 +119,7 @@ class Called:
             return
         named = isinstance(root, ast.Name)
         if named and caller is not None and not is_local(caller, root.id):
-            known = root.id in self._file(call.caller).bound or root is not func
-            if known and not function.endswith("<lambda>"):
+            if root.id in self._file(call.caller).bound and not function.endswith("<lambda>"):
                 return
         text = spelling.of(func, call.caller) if func else None
         if text is None or function.endswith("<lambda>"):
