@@ -117,12 +117,13 @@ class Called:
             root = root.value
         if isinstance(root, ast.Call) and getattr(root.func, "id", "") == "super":
             return
-        named = isinstance(root, ast.Name)
-        if named and caller is not None and not is_local(caller, root.id):
-            if root.id in self._file(call.caller).bound and not function.endswith("<lambda>"):
+        lambda_ = function.endswith("<lambda>")
+        if isinstance(root, ast.Name) and caller is not None and not lambda_:
+            bound = self._file(call.caller).bound
+            if root.id in bound and not is_local(caller, root.id):
                 return
         text = spelling.of(func, call.caller) if func else None
-        if text is None or function.endswith("<lambda>"):
+        if text is None or lambda_:
             raise NotPlaced(f"line {line}: whether {function}() is called cannot be asked there")
         yield f"{ast.unparse(text)}.__code__.co_qualname != {function!r}"
 
