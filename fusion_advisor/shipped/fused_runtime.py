@@ -77,10 +77,9 @@ def launcher(reference, results):
             if named:
                 given = signature.bind(*given, **named).args
             tensors, numbers = given[:count], given[count:]
-            for number in numbers:
-                if not isinstance(number, (float, int)) and reference is not None:
-                    kind = type(number).__name__
-                    return fall_back(f"{kind} in place of a number", run, reference, *given)
+            for number in numbers if reference else ():
+                if not isinstance(number, (float, int)):
+                    return fall_back(f"{type(number).__name__} is no number", run, reference, *given)
             layout, plan = plan_of(run, *tensors, numbers=numbers)
             if plan is not None:
                 return do_again(plan, *given)
