@@ -79,7 +79,7 @@ def launcher(reference, results):
             tensors, numbers = given[:count], given[count:]
             for number in numbers if reference else ():
                 if not isinstance(number, (float, int)):
-                    return fall_back(f"{type(number).__name__} is no number", run, reference, *given)
+                    return fall_back(f"{type(number).__name__}, no number", run, reference, *given)
             layout, plan = plan_of(run, *tensors, numbers=numbers)
             if plan is not None:
                 return do_again(plan, *given)
