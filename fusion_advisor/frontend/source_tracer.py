@@ -30,6 +30,7 @@ from fusion_advisor.ir.frames import has_source, is_user
 from fusion_advisor.ir.source_trace import (
     CHANGING,
     LENGTH,
+    OPAQUE,
     SEQUENTIAL,
     Activation,
     Evaluation,
@@ -261,7 +262,7 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
         kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
         if isinstance(module, Sized):
             plain[LENGTH] = len(module)
-        return ModuleAttributes(kind, "", _texts(plain))
+        return ModuleAttributes(kind, "", _texts(plain), forward=_forward(module))
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
     given = vars(module).keys() & {*_given(cls)}
     kept = named | given
@@ -273,11 +274,20 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
     forward = getattr(cls, "forward", None)  # of a script an instance alone has it
     code = getattr(forward, "__code__", None)
     texts = _texts(values) | {name: CHANGING for name in values if name in bound}
+    objects = (n for n, value in values.items() if n not in texts and not _is_known(value))
+    texts |= dict.fromkeys(objects, OPAQUE)
     if plain_class is not torch.nn.Module:
         texts |= dict.fromkeys(_left_out(module), "None")
         given |= {*_left_out(module)}
     inherited = tuple(sorted(given & texts.keys()))
-    return ModuleAttributes(cls.__name__, code.co_filename if code else "", texts, inherited)
+    file = code.co_filename if code else ""
+    return ModuleAttributes(cls.__name__, file, texts, inherited, _forward(module))
+
+
+def _forward(module: torch.nn.Module) -> str:
+    """The name that the code of a module's `forward` has."""
+    code = getattr(getattr(module, "forward", None), "__code__", None)
+    return code.co_qualname if code else ""
 
 
 def _left_out(module: torch.nn.Module) -> list[str]:
@@ -302,13 +312,24 @@ def _texts(values: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
+def _is_known(value: Any) -> bool:
+    """Whether a value is followed by other means than its text, or gives no number."""
+    known = (torch.nn.Module, torch.Tensor, type, str, property)
+    return isinstance(value, known) or callable(value) or hasattr(value, "__func__")
+
+
 def _spelled(value: Any) -> str | None:
     """A Python value as source text; None for all but numbers, short tuples and lists of numbers,
     one-word strings, dtypes and torch's functions."""
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, int | float) and type(value) is not bool:  # members of enums, too
+        value = float(value) if isinstance(value, float) else int(value)
     if value is None or isinstance(value, torch.dtype) or type(value) in (bool, int):
         return repr(value)
     if type(value) is float:
         return repr(value) if math.isfinite(value) else f"float('{value}')"
+    value = tuple(value) if isinstance(value, torch.Size) else value
     if type(value) in (tuple, list) and len(value) <= _SHORT:
         texts = [text for text in map(_spelled, value) if text]
         one = "," if type(value) is tuple and len(texts) == 1 else ""

@@ -67,9 +67,6 @@ class Moment:
     names: dict[str, str]
 
 
-GIVEN = "not None"
-"""Value of a tensor that is there, where the source asks whether it is None."""
-
 LENGTH = "len()"
 """Name under which a container of modules has how many it holds."""
 
@@ -79,6 +76,9 @@ of them: `self` is the `Sequential`, `module` what runs next."""
 
 CHANGING = "..."
 """Marker in place of an attribute that the model sets as it runs."""
+
+OPAQUE = "?"
+"""Marker in place of an object that no source spells, of which the code may take numbers."""
 
 
 @row
@@ -94,6 +94,8 @@ class ModuleAttributes:
     plain: dict[str, str] = field(default_factory=dict[str, str])
     inherited: tuple[str, ...] = ()
     """Names of attributes that a class of torch gives to one that inherits from it."""
+    forward: str = ""
+    """Qualified name of what a call of the module runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ class Empty(Unserved):
 def launcher(reference, results):
     """Decorator of a function that checks what it is given, launches kernels and returns results
     and launches: it becomes one that returns the results, and an operator. A call of a layout that
-    came before is not checked again. What the kernels cannot take, and what has no elements, runs
-    the reference; without one, Unserved is raised."""
+    came before is not checked again. What the kernels cannot take, None or a tensor in place of a
+    number, and what has no elements, runs the reference; without one, Unserved is raised."""
 
     def register(made):
         signature = inspect.signature(made)
@@ -76,8 +76,11 @@ def launcher(reference, results):
         def run(*given, **named):
             if named:
                 given = signature.bind(*given, **named).args
-            tensors = given[:count]
-            layout, plan = plan_of(run, *tensors, numbers=given[count:])
+            tensors, numbers = given[:count], given[count:]
+            for number in numbers if reference else ():
+                if not isinstance(number, (float, int)):
+                    return fall_back(f"{type(number).__name__}, no number", run, reference, *given)
+            layout, plan = plan_of(run, *tensors, numbers=numbers)
             if plan is not None:
                 return do_again(plan, *given)
             try:

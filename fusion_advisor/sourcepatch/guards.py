@@ -15,10 +15,11 @@ from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
-from fusion_advisor.ir.source_trace import CHANGING, GIVEN, Span
+from fusion_advisor.ir.source_trace import CHANGING, Span
 from fusion_advisor.ops import REGISTRY
+from fusion_advisor.sourcepatch.editing.called import Called
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
-from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers, conditions
+from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.outline import can_be_outlined
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, spelled
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -29,7 +30,9 @@ from fusion_advisor.sourcepatch.editing.sources import (
     assigned,
     held_path,
     names_in,
+    span_of,
 )
+from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace
 from fusion_advisor.sourcepatch.given import Held
 from fusion_advisor.sourcepatch.other_sizes import SIZED
 
@@ -94,15 +97,27 @@ class Guards:
     resized: Sequence[Sources] = ()
 
     def of(
-        self, place: SourcePlace, edit: Edit, passed: Collection[Held] = (), *, only_dtype: bool
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        operands: Mapping[Ref, str],
+        passed: Collection[Held] = (),
+        *,
+        only_dtype: bool,
     ) -> str:
         """The condition under which what is replaced computes something else; empty where there is
-        none. Numbers that are `passed` need no asking. With `only_dtype` another dtype is one.
+        none. `operands` are the texts of what its kernel takes. Numbers that are `passed` need no
+        asking. With `only_dtype` another dtype is one.
         NotPlaced where it cannot be asked there."""
         here = _computed(self.sources, place.block, edit)
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
+
+        def given(ref: Ref) -> str:
+            return self._given(edit, operands[ref]) if ref in operands else ""
+
         conditions = {
-            **dict.fromkeys(self._elsewhere(place, edit, here, names, only_dtype)),
+            **dict.fromkeys(self._called.conditions(place, edit, given)),
+            **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
             **dict.fromkeys(self._numbers(place, edit, passed)),
             **dict.fromkeys(self._told_apart(place, edit, names)),
@@ -255,12 +270,14 @@ class Guards:
         edit: Edit,
         here: Mapping[object, set[str]],
         names: Mapping[str, str],
+        operands: Mapping[Ref, str],
         only_dtype: bool,
     ) -> Iterator[str]:
         other_dtype = any(other.differs == "dtype" for other in self.others)
+        read = self._dtypes(place, edit, operands)
         converts = not other_dtype and self._converts(place, edit)
-        if only_dtype or converts or self._decides_by_dtype(place, edit):
-            yield self._of_dtype(edit, names)
+        if only_dtype or converts or len(read) > 1:
+            yield from self._of_dtype(edit, names, read)
         for other in self.others:
             there = _computed(other.sources, place.block, edit)
             differing = here.keys() ^ there.keys()
@@ -273,7 +290,7 @@ class Guards:
             elif other.differs == "autocast":
                 yield "torch.is_autocast_enabled()"
             else:
-                yield self._of_dtype(edit, names)
+                yield from self._of_dtype(edit, names, read)
 
     def _converts(self, place: SourcePlace, edit: Edit) -> bool:
         """Whether what an edit replaces asks for a dtype: where the model was not seen in another,
@@ -287,25 +304,52 @@ class Guards:
             for node in self._replaced(edit)
         )
 
-    def _decides_by_dtype(self, place: SourcePlace, edit: Edit) -> bool:
-        """Whether a function that an edit's text calls asks for a dtype to decide what it does."""
-        codes = map(self.sources.code, self.sources.called(place, edit.takes))
-        return any(
-            isinstance(node, ast.Attribute) and node.attr == "dtype"
-            for code in codes
-            if code is not None
-            for condition in conditions(code)
-            for node in ast.walk(condition)
-        )
+    def _of_dtype(
+        self, edit: Edit, names: Mapping[str, str], read: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Conditions that tensors have other dtypes than they were captured in: those whose dtypes
+        are `read`, else the first that has a name."""
+        refs = ((name, self.sources.value(word)) for name, word in names.items())
+        known = ((name, self.sources.dtype(ref)) for name, ref in refs if ref is not None)
+        first = next((pair for pair in known if "float" in pair[1]), None)
+        if not read and first is None:
+            raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
+        asked = read or dict(filter(None, [first]))
+        yield from (f"{text}.dtype != torch.{dtype}" for text, dtype in asked.items())
 
-    def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
-        """Condition that a tensor has another dtype than it was captured in."""
-        for name, word in names.items():
-            ref = self.sources.value(word)
-            tensor = self.flow.annotated.tensors.get(ref) if ref else None
-            if tensor is not None and "float" in tensor.dtype:
-                return f"{name}.dtype != torch.{tensor.dtype}"
-        raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
+    def _dtypes(
+        self, place: SourcePlace, edit: Edit, operands: Mapping[Ref, str]
+    ) -> dict[str, str]:
+        """The float tensors whose dtypes what an edit replaces reads, or that it converts: their
+        texts, with the dtypes."""
+        spelling = SpellingAtPlace(self.sources, place, edit.lines[0])
+        read = [(place.activation, node) for node in self._replaced(edit)]
+        for number in self.sources.called(place, edit.takes):
+            function = self.sources.code(number)
+            read += [(number, node) for node in ast.walk(function)] if function else []
+        leaves = [leaf for part in edit.taken.parts for leaf in part.leaves]
+        found = dict[str, str]()
+        for number, node in read:
+            values: list[ast.expr] = []
+            match node:
+                case ast.Attribute(value, "dtype"):
+                    values.append(value)
+                case ast.Call(ast.Attribute(value, name), args) if name in _CONVERTING:
+                    values += (value, *args)
+                case _:
+                    pass
+            parts = (n for value in values for n in ast.walk(value) if isinstance(n, ast.expr))
+            for each in parts:
+                own = number == place.activation and edit.keeps(span_of(each))
+                ref = None if own else spelling.tensor(each, number)
+                text = spelling.of(each, number) if ref else None
+                if ref is not None and text is not None:
+                    found[ast.unparse(text)] = self.sources.dtype(ref)
+            inside = {text for span, text in leaves if any(span_of(v).holds(span) for v in values)}
+            for ref, text in operands.items() if number == place.activation else ():
+                if text in inside and not text.isidentifier() and (text := self._given(edit, text)):
+                    found[text] = self.sources.dtype(ref)
+        return {text: dtype for text, dtype in found.items() if "float" in dtype}
 
     # Another module.
 
@@ -314,22 +358,21 @@ class Guards:
     ) -> Iterator[str]:
         """Conditions that a module whose call is removed is of another class, or that it, or the
         module that is edited, holds other numbers which torch's own code reads."""
-        own = self.sources.module(place.activation)
+        trail = self.sources.trail
         made = _computed(self.sources, place.block, edit, place)
+        for text, held in self._modules(place.block, edit).items():
+            (kind, forward), *others = held
+            if not others and kind.startswith("torch."):
+                yield f"type({text}) is not {kind}"
+            else:
+                names_there = sorted({name for _, name in held})
+                other = f"not in {(*names_there,)!r}" if others else f"!= {forward!r}"
+                yield f"{text}.forward.__code__.co_qualname {other}"
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
-            trail = self.sources.trail
             text, held = spelled(trail, path, names), trail.modules.get(path)
-            if text is None and path != own:
-                raise NotPlaced(
-                    f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
-                )
             if held is None:
                 continue
-            if path != own and not self._constructors.says_class(path):
-                of_torch = held.kind.startswith("torch.")
-                asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
-                yield asked.format(text, held.kind)
             if not self._constructors.says_parameters(path):
                 held_too = (f"{path}.{each}" in trail.placeholders for each in _PARAMETERS)
                 for name, there in zip(_PARAMETERS, held_too, strict=True):
@@ -347,6 +390,31 @@ class Guards:
                 if text is None:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
                 yield _differs(f"{text}.{name}", value)
+
+    def _modules(self, block: Block, edit: Edit) -> Mapping[str, set[tuple[str, str]]]:
+        """The modules whose calls are removed in some run of a block, as its text spells them: the
+        classes that are there in all of its runs, and what their calls run. NotPlaced where no name
+        holds one."""
+        if (block, edit) not in self._known_modules:
+            trail, found = self.sources.trail, dict[str, set[tuple[str, str]]]()
+            runs = [place for place in self.sources.names if place.block == block]
+            words = [self.sources.names[run].get(edit.lines[0], {}) for run in runs]
+            for run, names in zip(runs, words, strict=True):
+                gone = set[str]().union(*_computed(self.sources, block, edit, run).values())
+                gone |= self._called.modules(run, edit)
+                for path in sorted(gone - {self.sources.module(run.activation)}):
+                    text = spelled(trail, path, names)
+                    if text is None:
+                        raise NotPlaced(
+                            f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
+                        )
+                    found.setdefault(text, set())
+            for text, held in found.items():
+                node = ast.parse(text, mode="eval").body
+                paths = filter(None, (self.sources.held_module(node, names) for names in words))
+                held |= {(trail.modules[path].kind, trail.modules[path].forward) for path in paths}
+            self._known_modules[block, edit] = found
+        return self._known_modules[block, edit]
 
     # What was the same by chance.
 
@@ -441,12 +509,20 @@ class Guards:
         return self._known[block, edit]
 
     @cached_property
+    def _called(self) -> Called:
+        return Called(self.sources)
+
+    @cached_property
     def _constructors(self) -> Constructors:
         return Constructors(self.sources.trail, self.sources.file)
 
     @cached_property
     def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:
         """Answers so far: the edits of many occurrences are the same."""
+        return {}
+
+    @cached_property
+    def _known_modules(self) -> dict[tuple[Block, Edit], dict[str, set[tuple[str, str]]]]:
         return {}
 
     @cached_property
@@ -494,8 +570,6 @@ def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -
 def _differs(text: str, value: str) -> str:
     """Python condition that is true when expression `text` no longer equals the captured
     `value`."""
-    if value == GIVEN:
-        return f"{text} is None"
     if value in ("True", "False"):
         return f"not {text}" if value == "True" else text
     same = value == "None" or value.startswith("torch.")
@@ -515,8 +589,6 @@ def _read(
             yield from found
         elif made:  # sizes that follow from those of tensors are no numbers
             yield from (number for number in found if number.of == "module")
-    for call in sources.called(place, edit.takes):
-        yield from reader.steering(call, place, edit.lines[0])
 
 
 def _in_mode(

@@ -161,7 +161,9 @@ class Placement:
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
         passed = self._passed(expressed, edit)
-        guards = [*edit.steering, self._guards.of(place, edit, passed, only_dtype=only_dtype)]
+        operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
+        asked = self._guards.of(place, edit, operands, passed, only_dtype=only_dtype)
+        guards = [*edit.steering, asked]
         unserved += [
             each.flow
             for each, sources in zip(self.resized, self.seen, strict=True)
@@ -182,7 +184,6 @@ class Placement:
         more = self.backward_held.get(expressed.form, ()) if self.backward_held else ()
         held += [(expressed.inputs[n], d) for n, d in more if (expressed.inputs[n], d) not in held]
         self._refuse_renumbered(held, renumbered)
-        operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
         self._refuse_unnoticed(place, edit, decision, expressed, held, passed)
         edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))

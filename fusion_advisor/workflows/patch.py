@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -60,6 +60,8 @@ from fusion_advisor.workflows.analyze import (
 )
 from fusion_advisor.workflows.rewrites import finding_rewrites
 
+Tried = tuple[dict[str, str], str]
+"""Errors of a patched model by scenario, and how it was run on numbers."""
 Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
 
@@ -286,28 +288,14 @@ def patch_model(
                 for name, proof in proofs.items()
             }
             searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
-        made = patch(
-            placement, found.groups, proven, model, only_dtype, standing, stamps,
-            outlining=not operators,
-        )  # fmt: skip
-        made.refused |= small | {f.id: idle[f.name] for f in found.groups if f.name in idle}
-        own = Patch()
-        if model_new:
-            within = replace(placement, editable=_within(model, folder))
-            own = patch(within, found.groups, proven, model, only_dtype, outlining=not operators)
-            left = {k: why for k, why in own.refused.items() if k not in made.refused}
-            made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
         signed = proven | {
             name: replace(proven[name], text=stamped(proven[name].text, stamp))
             for name, stamp in stamps.items()
         }
-        text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
         listener.stage("try")
-        wrong: dict[str, str] = {}
-        ran = new_ran = ""
         unfused = partial(flow_of, references=folder.name)
         originals += originals_at_sizes
-        if standing and (text or alone):
+        if standing and found.groups:
             # operators so far, they are their references in what is compared
             asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
             originals = [
@@ -316,19 +304,38 @@ def patch_model(
             ]
         package = "" if operators else folder.relative_to(root).as_posix()
         runs = runs_of(request, flow, package, rulebook, at_sizes, proven.values())
-        for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
-            diff_of, paths = edited.diff(root), edited.after
-            found_wrong, ran = run_trial(
-                diff_of, paths, root, request.model, trials, unfused, pool,
-                runs if edited is made else None,
+        within = replace(placement, editable=_within(model, folder))
+
+        def put(groups: Sequence[Finding]) -> Patch:
+            return patch(
+                placement, groups, proven, model, only_dtype, standing, stamps,
+                outlining=not operators,
             )  # fmt: skip
-            wrong |= found_wrong
-        for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
-            file = _model_new(edited, signed, model)
-            found_wrong, new_ran = run_trial_of_file(
-                file, model, trials, flow_of, pool, runs if edited is own else None
+
+        def put_alone(groups: Sequence[Finding]) -> Patch:
+            return patch(within, groups, proven, model, only_dtype, outlining=not operators)
+
+        def in_tree(edited: Patch, trials: list[Trial], numbers: Runs | None) -> Tried:
+            return run_trial(
+                edited.diff(root), edited.after, root, request.model, trials, unfused, pool, numbers
             )
-            wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
+
+        def by_itself(edited: Patch, trials: list[Trial], numbers: Runs | None) -> Tried:
+            file = _model_new(edited, signed, model)
+            return run_trial_of_file(file, model, trials, flow_of, pool, numbers)
+
+        trials = partial(_trials, placement, originals, proven, model, runs)
+        made, wrong, ran = (
+            _holding(found.groups, put, trials, in_tree) if diff else (Patch(), {}, "")
+        )
+        made.refused |= small | {f.id: idle[f.name] for f in found.groups if f.name in idle}
+        new_ran, own = "", Patch()
+        if model_new:
+            own, wrong_alone, new_ran = _holding(found.groups, put_alone, trials, by_itself)
+            wrong |= {f"ModelNew {said}": what for said, what in wrong_alone.items()}
+            left = {k: why for k, why in own.refused.items() if k not in made.refused}
+            made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
+        text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
     listener.stage("report")
     everything = fuse(flow, rulebook, decided=decided).groups
     return Patched(
@@ -458,39 +465,85 @@ def runs_of(
     )  # fmt: skip
 
 
+_FAULTS = 4
+"""Groups that are looked for, at most, without which a patch holds."""
+
+
+def _holding(
+    groups: Sequence[Finding],
+    put: Callable[[Sequence[Finding]], Patch],
+    trials: Callable[[Patch, Collection[str]], Iterable[tuple[Patch, list[Trial], Runs | None]]],
+    run: Callable[[Patch, list[Trial], Runs | None], Tried],
+) -> tuple[Patch, dict[str, str], str]:
+    """Put groups into the source, but for those with which a trial finds something wrong; what is
+    wrong still, and how it ran. One at fault is the last of the fewest first groups of which what
+    was found to be wrong is wrong."""
+
+    def tried(made: Patch, only: Collection[str] = ()) -> Tried:
+        wrong, ran = dict[str, str](), ""
+        for each in trials(made, only) if made.puts else ():
+            found, ran = run(*each)
+            wrong |= found
+        return wrong, ran
+
+    left = dict[str, str]()
+    while True:
+        made = put(groups)
+        made.refused |= left
+        wrong, ran = tried(made)
+        if not wrong or len(left) == _FAULTS:
+            return made, wrong, ran
+        holds, fails = 0, len(groups)
+        while fails - holds > 1:
+            half = (holds + fails) // 2
+            found, _ = tried(put(groups[:half]), wrong.keys())
+            holds, fails, wrong = (holds, half, found) if found else (half, fails, wrong)
+        said, what = next(iter(wrong.items()))
+        left[groups[fails - 1].id] = f"with it the patched model is wrong {said}: {what}"
+        groups = [*groups[: fails - 1], *groups[fails:]]
+
+
 _KEPT = "with the statements that guards keep"
 
 
 def _trials(
     placement: Placement,
     originals: Sequence[tuple[str, Scenario, Dataflow]],
-    made: Patch,
     kernels: Mapping[str, Kernel],
     model: Path,
-) -> Iterator[tuple[Patch, list[Trial]]]:
-    """Yield the patches with the trials that must hold. With the references of its kernels a patch
-    is the original, and so it is with the statements that its guards keep, whatever they ask. A
-    patch with PyTorch's ops is made of the same edits as a patch with kernels that held, and
-    launches all that it does not replace as before; the ops themselves were compared with the
-    references."""
+    runs: Runs | None,
+    made: Patch,
+    only: Collection[str],
+) -> Iterator[tuple[Patch, list[Trial], Runs | None]]:
+    """Yield the patches with the trials that must hold, and with the runs that must: all, or `only`
+    some by name. With the references of its kernels a patch is the original, and so it is with the
+    statements that its guards keep, whatever they ask. A patch with PyTorch's ops is made of the
+    same edits as a patch with kernels that held, and launches all that it does not replace as
+    before; the ops themselves were compared with the references."""
     equal = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
-    if not placement.operators:
-        asking = {p: always_eager(t) for p, t in made.after.items() if p.name == ASKING}
-        if asking:
-            yield replace(made, after=made.after | asking), [replace(equal[0], said=_KEPT)]
-        yield made, equal
-        return
-    findings = [put.finding for put in made.puts]
-    edits = [edit for put in made.puts for edit in put.edits]
-    yield patch(replace(placement, operators=False), findings, kernels, model), equal
-    seen = [placement.sources, *(other.sources for other in placement.others), *placement.seen]
-    yield (
-        made,
-        [
+    rows = list[tuple[Patch, list[Trial]]]()
+    if placement.operators:
+        findings = [put.finding for put in made.puts]
+        edits = [edit for put in made.puts for edit in put.edits]
+        rows.append((patch(replace(placement, operators=False), findings, kernels, model), equal))
+        seen = [placement.sources, *(other.sources for other in placement.others), *placement.seen]
+        launched = [
             Trial(said, at, partial(missing_launch, flow, gone=replaced_nodes(sources, edits)))
             for (said, at, flow), sources in zip(originals, seen, strict=True)
-        ],
-    )
+        ]
+        rows.append((made, launched))
+    else:
+        asking = {p: always_eager(t) for p, t in made.after.items() if p.name == ASKING}
+        if asking:
+            keeping = replace(equal[0], said=_KEPT)
+            rows.append((replace(made, after=made.after | asking), [keeping]))
+        rows.append((made, equal))
+    known = {trial.said for _, trials in rows for trial in trials}
+    for edited, trials in rows:
+        some = [trial for trial in trials if not only or trial.said in only]
+        numbers = runs if edited is made and (not only or not known.issuperset(only)) else None
+        if some or numbers:
+            yield edited, some, numbers
 
 
 def _proven_operators(

@@ -280,4 +280,4 @@ def get_init_inputs():
 """
     patch = made(tmp_path, text)
     assert len(patch.patch.puts) == 1, reasons(patch)
-    assert "self.bounded.min_val, self.bounded.max_val)" in patch.diff
+    assert "bounded.min_val, bounded.max_val)" in patch.diff

@@ -398,7 +398,7 @@ def test_a_dtype_that_a_function_asks_for_is_asked(tmp_path: Path) -> None:
                 return limited(x * 3.0)
         """,
     )
-    assert "x.dtype != torch.float32" in text
+    assert "x.dtype == torch.float16" in text
 
 
 def test_a_number_that_differs_where_it_decides_nothing_is_asked_for(tmp_path: Path) -> None:

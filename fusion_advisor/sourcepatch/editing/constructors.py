@@ -57,11 +57,6 @@ class Constructors:
             found = self._returned(found[0], value) if found and value else None
         return found
 
-    def says_class(self, path: str) -> bool:
-        """Whether the class that holds a module says of which class that is, by its name."""
-        found, kind = self.of(path), self._trail.modules[path].kind
-        return found is not None and _called(found[1]) == kind.rpartition(".")[2]
-
     def says_parameters(self, path: str) -> bool:
         """Whether the call that makes a module spells which parameters that has."""
         found = self.of(path)

@@ -51,7 +51,8 @@ def inline(text: str, package: str, kernels: Mapping[str, str], asking: str = ""
             assert isinstance(after, cst.BaseStatement)
             ends = len(body) == inlined and kernels
             body.append(_below(_apart(after), _END) if ends else after)
-    return model.module.with_changes(body=body).code
+    code = model.module.with_changes(body=body).code
+    return code.replace(f"co_qualname != '{_GIVEN}.", f"co_qualname != '{_MADE}.")
 
 
 def require_model(text: str) -> None:

@@ -415,8 +415,6 @@ class _Function(ast.NodeTransformer):
             if self._is_made(root.id):
                 raise NotPlaced(f"`{root.id}` is bound between them")
             return _named(self._parameter(f"{root.id}.{node.attr}", node.attr), node)
-        if node.attr.startswith("__") and not node.attr.endswith("__"):
-            raise NotPlaced(f"{node.attr} belongs to the class")
         return self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:

@@ -17,7 +17,7 @@ from typing import TypeGuard
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import Span, Trail
+from fusion_advisor.ir.source_trace import Evaluation, Span, Trail
 from fusion_advisor.sourcepatch.editing.sources import (
     Block,
     SourceFile,
@@ -261,9 +261,27 @@ class _Rewriter:
             )
         return shared[-1]
 
+    def _require_own_writes(self) -> None:
+        """NotPlaced where a part of it writes in place into a tensor that its function was given,
+        of which whoever gave it may hold another name."""
+        flow, calls = self._flow, self._sources
+        for number in sorted(self._inside):
+            node = flow.nodes[number]
+            for other in flow.nodes[:number] if node.mutates and not flow.is_view(number) else ():
+                if not any(t and t.storage in node.mutates for t in other.outputs):
+                    continue
+                made = None if other.step is None else calls.trail.steps[other.step]
+                own = isinstance(made, Evaluation)
+                around = calls.chain(made.activation, made.place) if own else ()
+                if all(at != self._place.activation for at, _ in around):
+                    raise NotPlaced(
+                        f"it writes into a tensor that {self._function.name}() is given"
+                    )
+
     # What.
 
     def edit(self) -> tuple[SourcePlace, Edit]:
+        self._require_own_writes()
         tops = [top for statement in self._statements() for top in self._tops(statement)]
         results = [top for top in tops if top.value in self._call.outputs]
         missing = set(self._call.outputs) - {top.value for top in results}
@@ -382,10 +400,11 @@ class _Rewriter:
             same = all(first.get(name) == names.get(name) for name in read)
             told = same and not any(name in bound for name in read - first.keys())
             ran = statement in self._branches and self._branch(statement) is statement.body
-            text = ast.unparse(_negated(statement.test) if ran else statement.test)
-            if not (told and _is_plain(statement.test)) or " or " in text:
+            texts = [*map(ast.unparse, otherwise(statement.test, held=ran))]
+            plain = told and _is_plain(statement.test)
+            if not plain or any(" or " in text for text in texts):
                 raise NotPlaced(f"line {statement.lineno}: what it asks cannot be asked before")
-            yield text
+            yield from texts
 
     def _tops(self, statement: ast.stmt) -> list[_Top]:
         """The outermost expressions of a statement that belong to the group."""
@@ -838,6 +857,22 @@ def _negated(test: ast.expr) -> ast.expr:
             return of
         case _:
             return ast.UnaryOp(ast.Not(), test)
+
+
+def otherwise(test: ast.expr, *, held: bool) -> list[ast.expr]:
+    """Conditions of which one is true where a test turns out otherwise than it did."""
+    match test:
+        case ast.UnaryOp(ast.Not(), of):
+            return otherwise(of, held=not held)
+        case ast.BoolOp(sign, values) if isinstance(sign, ast.And) == held:
+            return [each for value in values for each in otherwise(value, held=held)]
+        case ast.BoolOp(ast.Or(), values):
+            parts = [otherwise(value, held=True) for value in values]
+            if all(len(part) == 1 for part in parts):
+                return [ast.BoolOp(ast.And(), [part[0] for part in parts])]
+            return [_negated(test)]
+        case _:
+            return [_negated(test) if held else test]
 
 
 def _is_plain(test: ast.expr) -> bool:

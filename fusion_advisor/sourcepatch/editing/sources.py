@@ -122,6 +122,7 @@ class SourceFile:
     def of(cls, path: str, text: str) -> SourceFile:
         """A file from its text. Raises SyntaxError as Python does."""
         found = cls(path, text, ast.parse(text), before=text)
+        _mangle(found.tree)
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):
                 found.parents[child] = parent
@@ -294,6 +295,16 @@ class SourceFile:
         return at
 
 
+def _mangle(node: ast.AST, owner: str = "") -> None:
+    """Give private attributes the names that they have in Python: `self.__eps` in a class `Norm` is
+    `_Norm__eps`, wherever that stands."""
+    owner = node.name.lstrip("_") if isinstance(node, ast.ClassDef) else owner
+    for child in ast.iter_child_nodes(node):
+        _mangle(child, owner)
+    if isinstance(node, ast.Attribute) and owner and node.attr.startswith("__"):
+        node.attr = node.attr if node.attr.endswith("__") else f"_{owner}{node.attr}"
+
+
 def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> tuple[str, str]:
     """The name that an import binds, and the import as a statement of its own, where it is of
     torch or of the standard library; else an empty text."""
@@ -380,6 +391,12 @@ class Sources:
             at = self.trail.activations[at].caller
         return self._modules[at] if at is not None else ""
 
+    def held_module(self, node: ast.expr, names: Mapping[str, str]) -> str | None:
+        """The first path of the module that an expression is; None for anything else."""
+        path = held_path(node, names)
+        shared = (first for first, others in self.trail.shared.items() if path in others)
+        return path if path in self.trail.modules else next(shared, None)
+
     def spans(self, nodes: Iterable[Node]) -> list[dict[SourcePlace, Span]]:
         """The expressions that nodes are made in, by the places that these stand in, the outermost
         first."""
@@ -395,6 +412,12 @@ class Sources:
         outputs = self._nodes[ref.node].outputs
         tensor = outputs[ref.output] if ref.output < len(outputs) else None
         return tensor.shape if tensor else ()
+
+    def dtype(self, ref: Ref) -> str:
+        """A tensor's dtype; empty where nothing is there."""
+        outputs = self._nodes[ref.node].outputs
+        tensor = outputs[ref.output] if ref.output < len(outputs) else None
+        return tensor.dtype if tensor else ""
 
     def as_long(self, ref: Ref, dim: int) -> Iterator[Ref]:
         """A tensor, and those that it has the length of a dimension from, which counts from the
@@ -413,6 +436,21 @@ class Sources:
         """The function that a call runs; None for a lambda or a comprehension."""
         block = self._begun.get(activation)
         return self.file(block.file).function(block) if block else None
+
+    def at(
+        self, node: ast.AST | None, activation: int, own: SourcePlace | None = None
+    ) -> Mapping[str, str] | None:
+        """The words of the names as the statement of a call begins that an expression stands in, in
+        the turns of an `own` place where it is in that; None for what stands in none that ran."""
+        if not isinstance(node, (ast.expr, ast.stmt)):
+            return None
+        around = self.within(activation, span_of(node))
+        for place in reversed(around):
+            here = own and (place.activation, place.block) == (own.activation, own.block)
+            names = self.names.get(own if own and here else place, {})
+            if around[place].statement.line in names:
+                return names[around[place].statement.line]
+        return None
 
     def evaluated(self, place: SourcePlace, span: Span, *, within: bool) -> frozenset[int]:
         """The evaluations that stand at a span of a place, or anywhere within it."""

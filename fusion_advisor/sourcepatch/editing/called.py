@@ -1,0 +1,224 @@
+"""Functions whose calls an edit takes out: what is asked for them, or why they may not go.
+
+A kernel stands for what such a function computed as the model was captured. It computes that
+wherever the same function is called, and its conditions turn out as they did; what it does beside
+computing a kernel does not do.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.source_trace import SEQUENTIAL, Activation
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
+from fusion_advisor.sourcepatch.editing.sources import (
+    Block,
+    Function,
+    SourceFile,
+    SourcePlace,
+    Sources,
+    span_of,
+)
+from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, is_local
+
+_INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_PLAIN_MARKS = ("staticmethod", "classmethod", "property")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Condition of a function, and whether it held."""
+
+    test: ast.expr
+    held: bool
+
+
+class Called:
+    """The functions that the code of one trail calls."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._known: dict[int, list[_Choice] | str] = {}
+
+    def conditions(
+        self, place: SourcePlace, edit: Edit, given: Callable[[Ref], str]
+    ) -> Iterator[str]:
+        """Yield the conditions under which what an edit takes out would run otherwise than it did;
+        `given` has texts of tensors that a function beside the kernels could ask. NotPlaced
+        where one cannot be asked, or something would not happen any more."""
+        spelling = SpellingAtPlace(self._sources, place, edit.lines[0], given=given)
+        file, own = self._file(place.activation), place.activation
+        nodes = (file.expressions.get(s) or file.statements.get(s) for s, _ in edit.replaced)
+        found = [(own, choice) for node in nodes if node for choice in self._within(node, own)]
+        for number in self._sources.called(place, edit.takes):
+            call = self._sources.trail.activations[number]
+            if call.function == SEQUENTIAL or call.function.endswith(_INLINED):
+                continue
+            if self._module(call) is None:
+                yield from self._identity(call, spelling, edit.lines[0])
+            if number not in self._known:
+                self._known[number] = self._choices(number)
+            choices = self._known[number]
+            if isinstance(choices, str):
+                raise NotPlaced(f"line {edit.lines[0]}: {choices}")
+            found += [(number, choice) for choice in choices]
+        for number, choice in found:
+            asked = spelling.of(choice.test, number)
+            texts = [*map(ast.unparse, otherwise(asked, held=choice.held))] if asked else [" or "]
+            if any(" or " in text for text in texts):
+                where = self._where(choice.test, number)
+                what = f"{where}: what it asks, `{ast.unparse(choice.test)}`"
+                raise NotPlaced(f"line {edit.lines[0]}: {what}, cannot be asked there")
+            yield from texts
+
+    def modules(self, place: SourcePlace, edit: Edit) -> set[str]:
+        """The modules, by their paths, whose calls an edit takes out."""
+        calls = (
+            self._sources.trail.activations[n] for n in self._sources.called(place, edit.takes)
+        )
+        return {path for call in calls if (path := self._module(call)) is not None}
+
+    def _module(self, call: Activation) -> str | None:
+        """The path of the module whose `forward` a call runs."""
+        made = self._made(call)
+        names = self._sources.at(made, call.caller) if made and call.caller is not None else None
+        func = made.func if isinstance(made, ast.Call) else None
+        return self._sources.held_module(func, names) if func and names is not None else None
+
+    def _made(self, call: Activation) -> ast.expr | None:
+        """The expression that makes a call."""
+        if call.caller is None or call.place is None:
+            return None
+        return self._file(call.caller).expressions.get(call.place)
+
+    def _file(self, activation: int) -> SourceFile:
+        return self._sources.file(self._sources.trail.activations[activation].file)
+
+    def _where(self, node: ast.expr | ast.stmt, number: int) -> str:
+        return f"{Path(self._file(number).path).name}:{node.lineno}"
+
+    # Which function.
+
+    def _identity(self, call: Activation, spelling: SpellingAtPlace, line: int) -> Iterator[str]:
+        """Yield the condition that another function would be called: of one that the file defines
+        there is none."""
+        assert call.caller is not None  # it was called from a place
+        caller, function = self._sources.code(call.caller), call.function
+        made = self._made(call)
+        if isinstance(made, ast.Attribute) and (call.value or "").startswith("="):
+            return  # a property, which is asked as it is
+        func = made.func if isinstance(made, ast.Call) else None
+        root = func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Call) and getattr(root.func, "id", "") == "super":
+            return
+        lambda_ = function.endswith("<lambda>")
+        if isinstance(root, ast.Name) and caller is not None and not lambda_:
+            bound = self._file(call.caller).bound
+            if root.id in bound and not is_local(caller, root.id):
+                return
+        text = spelling.of(func, call.caller) if func else None
+        if text is None or lambda_:
+            raise NotPlaced(f"line {line}: whether {function}() is called cannot be asked there")
+        yield f"{ast.unparse(text)}.__code__.co_qualname != {function!r}"
+
+    # What it does.
+
+    def _choices(self, number: int) -> list[_Choice] | str:
+        """The conditions of a call's function that were asked; or what it does that no kernel
+        does."""
+        call, function = self._sources.trail.activations[number], self._sources.code(number)
+        if function is None:
+            return f"{call.function}() computes nothing, and may do anything"
+        marks = [ast.unparse(each) for each in function.decorator_list]
+        if any(mark not in _PLAIN_MARKS for mark in marks):
+            return f"{call.function}() is decorated: @{marks[0]}"
+        found: list[_Choice] = []
+        why = self._ran(function.body, number, function, found)
+        return why or found
+
+    def _ran(
+        self, body: Sequence[ast.stmt], number: int, function: Function, found: list[_Choice]
+    ) -> str:
+        """Collect the conditions of the statements that ran; what one of them did that no kernel
+        does, or an empty text."""
+        for statement in body:
+            match statement:
+                case ast.Expr(ast.Constant()) | ast.AnnAssign(value=None):
+                    continue  # no line that runs
+                case ast.Global(names) | ast.Nonlocal(names):
+                    return f"{self._where(statement, number)}: it sets `{names[0]}`"
+                case _ if not self._began(statement, number):
+                    return ""
+                case _:
+                    pass
+            where = self._where(statement, number)
+            for child in ast.iter_child_nodes(statement):
+                if isinstance(child, ast.expr):
+                    found += self._within(child, number)
+            match statement:
+                case ast.If(test):
+                    held = self._began(statement.body[0], number)
+                    found.append(_Choice(test, held))
+                    branch = statement.body if held else statement.orelse
+                    why = self._ran(branch, number, function, found)
+                case ast.Assert(test):
+                    found.append(_Choice(test, held=True))
+                    why = ""
+                case ast.Assign(targets=targets):
+                    plain = all(isinstance(each, ast.Name | ast.Tuple) for each in targets)
+                    why = "" if plain or self._computes(statement, number) else "it sets something"
+                case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                    plain = isinstance(target, ast.Name) or self._computes(statement, number)
+                    why = "" if plain else "it sets something"
+                case ast.Expr(value):
+                    computes = self._computes(statement, number)
+                    why = "" if computes else f"`{ast.unparse(value)}` would not be called"
+                case ast.Return() | ast.Pass() | ast.FunctionDef():
+                    why = ""
+                case _:
+                    why = f"a kernel stands for no `{type(statement).__name__.lower()}`"
+            if why:
+                return why if ".py:" in why else f"{where}: {why}"
+        return ""
+
+    def _within(self, node: ast.expr | ast.stmt, number: int) -> Iterator[_Choice]:
+        """Yield the conditions of `a if b else c` of which one branch computes. NotPlaced where a
+        module is taken by a number, or a name, that may be another one later."""
+        for each in ast.walk(node):
+            match each:
+                case ast.IfExp(test, body, orelse):
+                    held, other = (self._computes(part, number) for part in (body, orelse))
+                    if held != other:
+                        yield _Choice(test, held)
+                case ast.Subscript(value, index) if not isinstance(index, ast.Constant):
+                    names = self._sources.at(each, number) or {}
+                    if self._sources.held_module(value, names) is not None:
+                        raise NotPlaced(self._unknown(each, number))
+                case ast.Call(ast.Call()) if self._computes(each, number):
+                    raise NotPlaced(self._unknown(each.func, number))
+                case _:
+                    pass
+
+    def _unknown(self, node: ast.expr, number: int) -> str:
+        return f"{self._where(node, number)}: which module `{ast.unparse(node)}` is may change"
+
+    def _began(self, statement: ast.stmt, number: int) -> bool:
+        """Whether a statement of a call's function ran."""
+        block: Block = self._file(number).block_of(statement)
+        return statement.lineno in self._sources.names.get(SourcePlace(number, block, ()), {})
+
+    def _computes(self, node: ast.expr | ast.stmt, number: int) -> bool:
+        """Whether a part of the graph was made there."""
+        places = self._sources.within(number, span_of(node))
+        evaluated = (
+            self._sources.evaluated(place, span_of(node), within=True)
+            for place in places
+            if place in self._sources.held
+        )
+        return any(any(step in self._sources.made for step in steps) for steps in evaluated)

@@ -1,0 +1,511 @@
+"""Uses of a patched model that its capture did not see: they give what the original gives.
+
+Where a kernel would compute something else there, a guard asks, or the group is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.shipped.load import load_module
+from fusion_advisor.sourcepatch.trial import patched_copy
+from fusion_advisor.support.errors import CaptureError
+from fusion_advisor.workflows.patch import patch_model
+
+from .in_process import captured_as_asked
+from .test_patch import HEAD, changed, made
+
+Use = Callable[[Any], list[object]]
+
+
+def uses(folder: Path, body: str, use: Use, shape: str = "8, 32, 1024") -> str:
+    """The source and the guards of a patch; `use` of the model's file gives the same before and
+    after."""
+    patch = made(folder, body, shape=shape)
+    assert patch.diff, (patch.unplaced, patch.patch.refused)
+    text = changed(patch)
+    with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
+        results: list[list[object]] = []
+        for file in (folder / "model.py", copy / "model.py"):
+            with pytest.MonkeyPatch.context() as path, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # kernels fall back where there is no GPU
+                path.syspath_prepend(str(file.parent))
+                torch.manual_seed(0)
+                module = load_module(file.read_text(), file.parent)
+                results.append(use(module))
+            for name in [name for name in sys.modules if name.startswith("fused_model")]:
+                del sys.modules[name]
+    for found, known in zip(*results, strict=True):
+        if isinstance(known, torch.Tensor):
+            assert isinstance(found, torch.Tensor)
+            torch.testing.assert_close(found, known)
+        else:
+            assert found == known
+    functions = [t for p, t in patch.patch.after.items() if p.name == "or_eager.py"]
+    return "\n".join([text, *functions])
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*(shape or (2, 3, 1024)))
+
+
+METHOD = """
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(1024, 1024)
+
+        def act(self, x):
+            return torch.tanh(x) * 0.5
+
+        def forward(self, x):
+            return self.act(self.lin(x)) + x
+"""
+
+
+def test_a_subclass_overrides_a_method(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        class Other(file.Model):
+            def act(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.relu(x)
+
+        return [model(drawn()) for model in (file.Model(), Other())]
+
+    assert "fused_model.tanh_mul_add_or_eager(self.lin(x), x, self.act)" in uses(
+        tmp_path, METHOD, use
+    )
+
+
+def test_an_instance_overrides_its_forward(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        model.block.forward = lambda x: x * 2
+        replaced = file.Model()
+        replaced.block, replaced.gelu = torch.nn.Identity(), torch.nn.ReLU()
+        return [model(drawn()), replaced(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x) * 0.5
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin, self.gelu = Block(), nn.Linear(1024, 1024), nn.GELU()
+
+            def forward(self, x):
+                return self.gelu(self.block(self.lin(x)) + x)
+        """,
+        use,
+    )
+    assert "type(gelu) is not torch.nn.GELU" in text
+
+
+def test_classes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        return [file.Model(act)(drawn()) for act in (file.Soft.Act(), file.Hard.Act())]
+
+    uses(
+        tmp_path,
+        """
+        class Soft:
+            class Act(nn.Module):
+                def forward(self, x):
+                    return torch.tanh(x) * 2.0
+
+        class Hard:
+            class Act(nn.Module):
+                def forward(self, x):
+                    return torch.relu(x) * 2.0
+
+        class Model(nn.Module):
+            def __init__(self, act=None):
+                super().__init__()
+                self.act, self.lin = act or Soft.Act(), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.act(self.lin(x)) + x
+        """,
+        use,
+    )
+
+
+EFFECTS = {
+    "an attribute that is set": "self.calls = self.calls + 1",
+    "a method that is called": "self.seen.append(1)",
+    "a context": "with torch.no_grad():\n                    x = x * 3.0",
+    "a global name": "global COUNT\n                COUNT = COUNT + 1",
+}
+
+
+@pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS.keys())
+def test_what_a_function_does_beside_computing_is_done(tmp_path: Path, effect: str) -> None:
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        result = model(drawn().requires_grad_())
+        result.sum().backward()
+        lin: Any = model.lin
+        return [result, model.block.calls, len(model.block.seen), file.COUNT, lin.weight.grad]
+
+    body = '''
+        COUNT = 0
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.calls, self.seen = 0, []
+
+            def forward(self, x):
+                """Of the house."""
+                EFFECT
+                return torch.tanh(x) * 0.5
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin = Block(), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.block(self.lin(x)) + x
+        '''
+    text = uses(tmp_path, body.replace("EFFECT", effect), use)
+    assert "fused_model.tanh_mul" in text, "what the function computes is a kernel within it"
+
+
+def test_conditions_of_a_function_are_asked_where_it_was_called(tmp_path: Path) -> None:
+    """On sizes, ranks, layouts and objects; an assert is one, and so is what raises."""
+
+    def use(file: Any) -> list[object]:
+        model, given = file.Model(), drawn(3, 1024)
+        results = [model(given), model(drawn(2, 65, 1024)), model(drawn(2, 3, 1024))]
+        model.options.twice = True
+        results.append(model(drawn(2, 3, 1024)))
+        for wrong in (drawn(9, 3, 1024), drawn(2, 2, 2, 1024)):
+            with pytest.raises((AssertionError, ValueError)) as raised:
+                model(wrong)
+            results.append(str(raised.value))
+        transposed = drawn(1024, 3).t()
+        return [*results, file.Model.act(model, transposed)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Options:
+            pass
+
+        def helper(x, options, limit=64):
+            assert x.size(0) < 9 or x.dim() == 2, "many"
+            rows = x.shape[-2]
+            if rows > limit:
+                return x
+            if x.dim() == 2:
+                x = x * 7
+            elif x.dim() != 3:
+                raise ValueError("rank")
+            if getattr(options, "twice", False):
+                x = x * 2
+            return torch.sigmoid(x) * 3
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin, self.options = nn.Linear(1024, 1024), Options()
+
+            def act(self, x):
+                return (x if x.is_contiguous() else x + 1) * 3.0 + x.tanh()
+
+            def forward(self, x):
+                y = self.lin(x)
+                y = helper(y, self.options) + x
+                return y @ y.transpose(-1, -2)
+        """,
+        use,
+    )
+    assert "y.size(-2) > 64 or y.dim() == 2 or y.dim() != 3" in text.replace("\n        ", " ")
+
+
+def test_a_module_that_an_index_takes_is_left(tmp_path: Path) -> None:
+    """The last block of two is the second of three."""
+
+    def use(file: Any) -> list[object]:
+        model = file.Model(3)
+        for number, norm in enumerate(model.norms):
+            norm.weight.data.fill_(number + 1.0)
+        return [model(drawn())]
+
+    uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self, count=2):
+                super().__init__()
+                self.norms = nn.ModuleList([nn.LayerNorm(1024) for _ in range(count)])
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                y = self.norms[-1](torch.tanh(self.lin(x) * 2.0))
+                return y + torch.sigmoid(x) * 3.0
+        """,
+        use,
+    )
+
+
+def test_a_write_into_an_argument_is_left(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        given, more = drawn(), drawn()
+        return [file.Block()(given, more), given, file.Model()(more)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def forward(self, x, h):
+                x += h
+                own = torch.tanh(x) * 2.0
+                own += h
+                return own
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin = Block(), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.block(self.lin(x), x) @ x.transpose(-1, -2)
+        """,
+        use,
+    )
+    assert "x += h" in text
+    assert "fused_model.tanh_mul_add_or_eager(x, h)" in text
+
+
+def test_numbers_that_are_no_plain_ones_stay_as_they_are_then(tmp_path: Path) -> None:
+    """NumPy's, members of enums, private attributes, and what a closure binds anew."""
+
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        model.act = file.counting()
+        results = [model(drawn()), model(drawn())]
+        model.number, model.member, model.word = (
+            file.np.float32(3.5),
+            file.Rate.HIGH,
+            file.Kind.HARD,
+        )
+        model._Model__eps = 0.125
+        return [*results, model(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        import enum
+        import numpy as np
+
+        class Rate(float, enum.Enum):
+            LOW, HIGH = 2.0, 3.0
+
+        class Kind(enum.Enum):
+            SOFT, HARD = 0.25, 4.0
+
+        def counting():
+            count = 1.0
+
+            def act(x):
+                nonlocal count
+                count = count + 1.0
+                return torch.tanh(x) * count
+
+            return act
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin, self.act = nn.Linear(1024, 1024), counting()
+                self.number, self.member, self.word = np.float32(2.5), Rate.LOW, Kind.SOFT
+                self.__eps = 0.5
+
+            def forward(self, x):
+                y = torch.tanh(self.lin(x) * self.number) + x
+                y = torch.sigmoid(self.lin(y) * self.member) + x
+                y = torch.sigmoid(self.lin(y) * self.word.value) + x
+                y = torch.exp(self.lin(y) * self.__eps) + x
+                return self.act(self.lin(y)) + x
+        """,
+        use,
+    )
+    assert "(self.lin(x), x, self.number)" in text
+    assert "self.lin(y) * self.word.value" in text, "no guard asks for it"
+
+
+def test_operands_of_several_dtypes_are_asked_one_by_one(tmp_path: Path) -> None:
+    """A cast to a dtype that another tensor has launches nothing where both have one."""
+
+    def use(file: Any) -> list[object]:
+        results: list[object] = []
+        for one, other in itertools.product((torch.float32, torch.bfloat16), repeat=2):
+            model = file.Model()
+            model.lin.to(one)
+            model.proj.to(other)
+            results.append(model(drawn().to(one)))
+        return results
+
+    uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin, self.proj = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                y = torch.tanh(self.lin(x)).to(self.proj.weight.dtype) * 2.0
+                return self.proj(y)
+        """,
+        use,
+    )
+
+
+def test_gradients_that_a_method_stops_are_stopped(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model, given = file.Model(), drawn().requires_grad_()
+        model(given).sum().backward()
+        return [given.grad, model.lin.weight.grad]
+
+    uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            @torch.no_grad()
+            def stopped(self, x):
+                return torch.sigmoid(x) * 3.0
+
+            def forward(self, x):
+                y = self.lin(x)
+                y = self.stopped(y) + torch.tanh(y)
+                z = self.lin(y.detach() * 2.0 + y)
+                with torch.no_grad():
+                    s = torch.exp(y) * 2
+                return z * s + y.data * 3
+        """,
+        use,
+    )
+
+
+def test_none_and_tensors_in_place_of_numbers(tmp_path: Path) -> None:
+    """What stands for a number is one, or eager runs: a parameter keeps its gradient."""
+
+    def use(file: Any) -> list[object]:
+        model, results = file.Model(), []
+        for low, high in ((None, 0.5), (-0.25, None)):
+            model.low, model.high = low, high
+            results.append(model(drawn()))
+        for scale in (torch.full((1024,), 0.3), torch.full((3, 1), 0.4), 2, True):
+            model.scale = scale
+            results.append(model(drawn()))
+        model.scale = nn.Parameter(torch.tensor(0.2))
+        model(drawn()).sum().backward()
+        return [*results, model.scale.grad]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+                self.low, self.high, self.scale = -0.5, 1.0, 0.5
+
+            def forward(self, x):
+                y = torch.clamp(self.lin(x) * 2.0, min=self.low, max=self.high)
+                y = torch.tanh(self.lin(y) * self.scale) + x
+                return torch.sigmoid(self.lin(y) / self.scale) * x
+        """,
+        use,
+    )
+    assert "self.low, self.high)" in text
+    assert "x, self.scale)" in text
+
+
+def test_an_argument_that_is_left_out_later(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        return [model(drawn(), drawn()), model(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x, residual=None):
+                y = torch.sigmoid(x + residual if residual is not None else x) * 2.0
+                return self.lin(y)
+        """,
+        use,
+        shape="8, 32, 1024), torch.empty(8, 32, 1024",
+    )
+    assert "residual is None" in text
+
+
+def test_a_group_at_fault_is_left_out_and_the_others_are_put(tmp_path: Path) -> None:
+    """Here the model cannot be captured where two of four kernels are called."""
+
+    def capturing(model: str, *rest: Any) -> Graph:
+        text = Path(model).read_text()
+        for wrong in ("fused_model.exp_mul", "fused_model.sigmoid_mul"):
+            if wrong in text:
+                raise CaptureError(f"{wrong} is wrong")
+        return captured_as_asked(model, *rest)
+
+    file = tmp_path / "model.py"
+    file.write_text(HEAD + FOUR)
+    request = Request(str(file), Scenario(), device="h200", verify=False, compile=False)
+    patch = patch_model(request, tmp_path.resolve(), captured=capturing)
+    assert patch.wrong == {}
+    text = changed(patch)
+    assert "fused_model.tanh_mul" in text
+    assert "fused_model.softmax_or_eager" in text or "fused_model.mul_softmax" in text
+    assert "exp(y) * 2.0" in text
+    assert "sigmoid(y) * 2.0" in text
+    whys = [left.why for left in patch.left]
+    assert len(whys) == 2
+    assert all(
+        "with it the patched model is wrong" in why and "_mul is wrong" in why for why in whys
+    )
+
+
+FOUR = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        y = self.lin(torch.tanh(x) * 2.0)
+        y = self.lin(torch.exp(y) * 2.0)
+        y = self.lin(torch.sigmoid(y) * 2.0)
+        return torch.softmax(self.lin(y) * 2.0, -1)
+
+
+def get_inputs():
+    return [torch.empty(8, 32, 1024)]
+"""
