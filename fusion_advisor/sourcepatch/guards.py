@@ -321,14 +321,14 @@ class Guards:
         self, place: SourcePlace, edit: Edit, operands: Mapping[Ref, str]
     ) -> dict[str, str]:
         """The float tensors whose dtypes what an edit replaces reads, or that it converts: their
-        texts, with the dtypes."""
+        texts, with the dtypes. Of one that is made there, those that the kernel is given."""
         spelling = SpellingAtPlace(self.sources, place, edit.lines[0])
         read = [(place.activation, node) for node in self._replaced(edit)]
         for number in self.sources.called(place, edit.takes):
             function = self.sources.code(number)
             read += [(number, node) for node in ast.walk(function)] if function else []
         leaves = [leaf for part in edit.taken.parts for leaf in part.leaves]
-        found = dict[str, str]()
+        found, between = dict[str, str](), False
         for number, node in read:
             values: list[ast.expr] = []
             match node:
@@ -345,10 +345,14 @@ class Guards:
                 text = spelling.of(each, number) if ref else None
                 if ref is not None and text is not None:
                     found[ast.unparse(text)] = self.sources.dtype(ref)
+                between |= ref is not None and text is None
             inside = {text for span, text in leaves if any(span_of(v).holds(span) for v in values)}
             for ref, text in operands.items() if number == place.activation else ():
                 if text in inside and not text.isidentifier() and (text := self._given(edit, text)):
                     found[text] = self.sources.dtype(ref)
+        for ref, text in operands.items() if between else ():
+            if name := text if text.isidentifier() else self._given(edit, text):
+                found[name] = self.sources.dtype(ref)
         return {text: dtype for text, dtype in found.items() if "float" in dtype}
 
     # Another module.

@@ -378,6 +378,33 @@ def test_operands_of_several_dtypes_are_asked_one_by_one(tmp_path: Path) -> None
     )
 
 
+def test_the_dtype_of_what_is_made_of_operands_is_theirs(tmp_path: Path) -> None:
+    """A norm by hand of a sum: float32 of bfloat16, or of what is float32 already."""
+
+    def use(file: Any) -> list[object]:
+        model = file.Model()
+        dtypes = itertools.product((torch.float32, torch.bfloat16), repeat=2)
+        return [model(drawn().to(one), drawn().to(other)) for one, other in dtypes]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.rand(1024))
+
+            def forward(self, x, y=None):
+                x = x * 0.5 + (x if y is None else y)
+                h = x.float()
+                scale = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+                return (h * scale * (1.0 + self.weight)).to(x.dtype)
+        """,
+        use,
+    )
+    assert "x.dtype != torch.float32" in text
+
+
 def test_gradients_that_a_method_stops_are_stopped(tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
         model, given = file.Model(), drawn().requires_grad_()
