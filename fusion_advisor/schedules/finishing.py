@@ -29,8 +29,14 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     Refused when the reductions share their axes, or when what goes through memory is more than a
     finishing step.
     """
+    axes = widest(region, rulebook.schedules.flat)
+    apart = _by_rows(region, axes)
     rows = along_rows(region, rulebook.schedules.flat)
-    late = _late(region, rows, rulebook)
+    if apart is not region:  # what follows few rows is no walk of a lane
+        region, rows = apart, [*apart.all("reduce"), *apart.all("scan")]
+    late = {n for n in rows if frozenset(region.exprs[n].axes) != axes}
+    if not late:
+        raise Refused("parallel-pattern", "there is nothing to finish")
     ends = [o for o in region.outputs if late & reach(region, o.value)]
     handed = _crossing(region, rows, late, ends)
     if not handed:
@@ -62,19 +68,32 @@ def rows_first(region: Region, device: Device, rulebook: Rulebook, best: Planner
     inner = _inner(region)
     if not inner:
         raise Refused("no-schedule", "all that it reduces lies one way")
+    apart = _by_rows(region, inner)
+    handed = [n for n in apart.all("reduce") if frozenset(apart.exprs[n].axes) == inner]
+    return _in_two(apart, handed, list(apart.outputs), device, rulebook, best)
+
+
+def _by_rows(region: Region, inner: frozenset[int]) -> Region:
+    """A region whose reductions along more than the rows `inner` reduce those first, and then what
+    they give, added up in float64; itself where there is none."""
     pool, known = pool_of(region, region.sizes), dict[int, int]()
     copier = Copier(pool, region, known)
-    for number in region.all("reduce"):
+    longer = [
+        number
+        for number in sorted(region.all("reduce"))
+        if inner < frozenset(region.exprs[number].axes) and region.exprs[number].monoid in JOINED
+    ]
+    for number in longer:
         expr = region.exprs[number]
         args, label = (copier.copied(expr.args[0]),), region.labels.get(number, "")
         along = tuple(axis for axis in expr.axes if axis in inner)
         across = tuple(axis for axis in expr.axes if axis not in inner)
         row = pool.add(replace(expr, args=args, axes=along), label)
         known[number] = reduced_again(pool, expr, row, across, label)
+    if not longer:
+        return region
     outputs = [replace(o, value=copier.copied(o.value)) for o in region.outputs]
-    apart = piece(region, pool, outputs, (), dict(region.sizes))
-    handed = [n for n in apart.all("reduce") if frozenset(apart.exprs[n].axes) == inner]
-    return _in_two(apart, handed, list(apart.outputs), device, rulebook, best)
+    return piece(region, pool, outputs, (), dict(region.sizes))
 
 
 def _in_two(
@@ -116,14 +135,6 @@ def _in_two(
         (*begun.steps, *finished.steps),
         finish_share=max(share, begun.finish_share),
     )
-
-
-def _late(region: Region, rows: list[int], rulebook: Rulebook) -> set[int]:
-    """The reductions that are not along the axes of those that come first."""
-    if len({frozenset(region.exprs[n].axes) for n in rows}) < 2:
-        raise Refused("parallel-pattern", "there is nothing to finish")
-    axes = widest(region, rulebook.schedules.flat)
-    return {n for n in rows if frozenset(region.exprs[n].axes) != axes}
 
 
 def _crossing(region: Region, rows: list[int], late: set[int], ends: list[Output]) -> list[int]:

@@ -353,6 +353,22 @@ def test_batch_norm_scales_what_has_lost_its_mean(worker: Worker) -> None:
     assert checked(normed, (x(40, 512), x(512), x(512)), worker) is None
 
 
+# -- sums over all rows of what hangs on each row's reductions -------------------------------------
+
+
+def divergence(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    logs = F.log_softmax(a, -1), F.log_softmax(b, -1)
+    return F.kl_div(*logs, log_target=True, reduction="sum")
+
+
+@pytest.mark.parametrize(("rows", "schedule"), [(12, "split + row"), (300, "blocked + row")])
+def test_a_sum_over_long_rows_goes_by_rows(rows: int, schedule: str, worker: Worker) -> None:
+    inputs = (x(rows, 20000), x(rows, 20000))
+    assert best(divergence, *inputs).schedule == schedule
+    if rows < 100:  # the interpreter takes its time
+        assert checked(divergence, inputs, worker) is None
+
+
 # -- results that an early walk over a row stores --------------------------------------------------
 
 
