@@ -20,6 +20,6 @@ def test_a_kernel_is_checked_and_timed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     odd, full, *times = done.stdout.splitlines()
     assert odd.startswith("softmax: [7, 65] torch.float32: error ")
-    assert full.startswith("softmax: [64, 300] torch.float32: error ")
+    assert full.startswith("softmax: [64, 200] torch.float32: error ")
     assert [line.split(": ")[1] for line in times] == ["kernel", "eager", "torch.compile"]
     assert all(float(line.split()[-2]) > 0 for line in times)
