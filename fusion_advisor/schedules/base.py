@@ -157,13 +157,14 @@ class Step:
 
     @property
     def ahead(self) -> frozenset[int]:
-        """Loads, by number, of what each row has of its own: programs that wait for each other have
-        them on their way before."""
+        """Loads, by number, of what each row has of its own, where that hangs on its place alone:
+        programs that wait for each other have them on their way before."""
         if not self.phases or self.phases[-1].parts or self.phases[-1].inner != self.inner:
             return frozenset()
-        depends, known = self.region.depends, len(self.region.exprs)
-        loads = (n for n in self.phases[-1].region.all("load") if n < known)
-        own = (n for n in loads if depends[n] - self.along)
+        last, depends = self.phases[-1], self.region.depends
+        found = zip(last.region.all("load"), last.loads, strict=True)
+        plain = (n for n, a in found if a.guard is None and not a.pulled)
+        own = (n for n in plain if n < len(self.region.exprs) and depends[n] - self.along)
         return frozenset(n for n in own if depends[n] & self.along)
 
     @property

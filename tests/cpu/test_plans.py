@@ -253,6 +253,10 @@ CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
         lambda a: torch.nn.functional.group_norm(a[:, :, :9211] * 2, 2), (x(80, 6, 9216),),
         {"cooperative", "blocked"},
     ),
+    "behind zeros": (
+        lambda a: torch.nn.functional.group_norm(F.pad(a, (212, 0)) * 2, 2), (x(80, 6, 9000),),
+        {"cooperative", "blocked"},
+    ),
     "float64": (
         scaled_norm, (wide(1, 6, 9212), *[wide(6)] * 3), {"split"},
     ),
