@@ -18,7 +18,7 @@ from fusion_advisor.region.exprs import needed
 
 def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
     """Unify the axes of each reduction that no result has with axes of the results, the innermost
-    first: all axes of the reduction, or none. No value may then depend on one axis in two ways."""
+    first: all of these, or none. No value may then depend on one axis in two ways."""
     resolve = builder.axes.resolve
     kept = tuple(
         dict.fromkeys(a for v in results for dim in v.dims[::-1] for a in resolve(dim)[::-1])
@@ -28,10 +28,11 @@ def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
     bound = {resolve(builder.exprs[n].axes) for n in live if builder.exprs[n].op == "reduce"}
     for axes in sorted(bound):
         apart = all(other == axes or not {*other} & {*axes} for other in bound)
-        if not apart or {*axes} & {*kept}:
+        missing = tuple(axis for axis in axes if axis not in kept)
+        if not apart or not missing:
             continue
-        if all(builder.axes.sizes[a] in sizes for a in axes):
-            _rename(builder, axes, kept, _together(builder, live))
+        if all(builder.axes.sizes[a] in sizes for a in missing):
+            _rename(builder, missing, kept, _together(builder, live))
         elif len(axes) == 1:
             dims = {resolve(dim) for value in results for dim in value.dims}
             _split(builder, axes[0], sorted(dims), _together(builder, live))

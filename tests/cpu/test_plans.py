@@ -357,6 +357,30 @@ def test_batch_norm_scales_what_has_lost_its_mean(worker: Worker) -> None:
     assert checked(normed, (x(40, 512), x(512), x(512)), worker) is None
 
 
+# -- rows that are rotated by halves or by pairs, behind their norm --------------------------------
+
+
+def rotated_norm(a: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> object:
+    left, right = F.rms_norm(a, (48,), w).chunk(2, -1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+def rotated_pairs(a: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> object:
+    normed = F.rms_norm(a, (48,), w)
+    left, right = normed[..., ::2], normed[..., 1::2]
+    turned = torch.stack((left * cos - right * sin, right * cos + left * sin), -1)
+    return turned.flatten(-2)
+
+
+@pytest.mark.parametrize("function", [rotated_norm, rotated_pairs])
+def test_a_norm_and_the_rotation_behind_it_are_one_kernel(
+    function: Callable[..., object], worker: Worker
+) -> None:
+    inputs = (x(2, 3, 70, 48), x(48), x(70, 24), x(70, 24))
+    assert best(function, *inputs).schedule == "row"
+    assert checked(function, inputs, worker) is None
+
+
 # -- sums over all rows of what hangs on each row's reductions -------------------------------------
 
 
