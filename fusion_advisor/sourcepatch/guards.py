@@ -328,7 +328,7 @@ class Guards:
             function = self.sources.code(number)
             read += [(number, node) for node in ast.walk(function)] if function else []
         leaves = [leaf for part in edit.taken.parts for leaf in part.leaves]
-        found, between = dict[str, str](), False
+        found, between = dict[str, str](), set[Ref]()
         for number, node in read:
             values: list[ast.expr] = []
             match node:
@@ -345,15 +345,32 @@ class Guards:
                 text = spelling.of(each, number) if ref else None
                 if ref is not None and text is not None:
                     found[ast.unparse(text)] = self.sources.dtype(ref)
-                between |= ref is not None and text is None
+                elif ref is not None:
+                    between.add(ref)
             inside = {text for span, text in leaves if any(span_of(v).holds(span) for v in values)}
             for ref, text in operands.items() if number == place.activation else ():
                 if text in inside and not text.isidentifier() and (text := self._given(edit, text)):
                     found[text] = self.sources.dtype(ref)
-        for ref, text in operands.items() if between else ():
-            if name := text if text.isidentifier() else self._given(edit, text):
+        words = self.sources.names.get(place, {}).get(edit.lines[0], {})
+        for ref in self._made_of(between, operands):
+            name = operands[ref]
+            if not name.isidentifier():
+                name = self._given(edit, name)
+            elif self.sources.value(words.get(name)) != ref:  # it is bound there
+                continue
+            if name:
                 found[name] = self.sources.dtype(ref)
         return {text: dtype for text, dtype in found.items() if "float" in dtype}
+
+    def _made_of(self, values: Iterable[Ref], operands: Collection[Ref]) -> set[Ref]:
+        """The operands that some values are made of."""
+        todo, seen = [*values], set[Ref]()
+        while todo:
+            ref = todo.pop()
+            if ref not in seen and ref not in operands and ref.node in self.flow.position:
+                todo += self.flow.operands[self.flow.position[ref.node]]
+            seen.add(ref)
+        return seen & {*operands}
 
     # Another module.
 
