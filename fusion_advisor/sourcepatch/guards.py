@@ -352,8 +352,10 @@ class Guards:
                 if text in inside and not text.isidentifier() and (text := self._given(edit, text)):
                     found[text] = self.sources.dtype(ref)
         words = self.sources.names.get(place, {}).get(edit.lines[0], {})
-        for ref in self._made_of(between, operands):
-            name = operands[ref]
+        made_of = self._made_of(between, operands)
+        for ref, name in operands.items():
+            if ref not in made_of:
+                continue
             if not name.isidentifier():
                 name = self._given(edit, name)
             elif self.sources.value(words.get(name)) != ref:  # it is bound there
