@@ -326,7 +326,7 @@ def patch_model(
 
         trials = partial(_trials, placement, originals, proven, model, runs)
         made, wrong, ran = (
-            _holding(found.groups, put, trials, in_tree) if diff else (Patch(), {}, "")
+            _holding(found.groups, put, trials, in_tree) if diff else (put(found.groups), {}, "")
         )
         made.refused |= small | {f.id: idle[f.name] for f in found.groups if f.name in idle}
         new_ran, own = "", Patch()
