@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, spanned
 from fusion_advisor.schedules.reducing import walks
-from fusion_advisor.schedules.row_walks import row_walks
+from fusion_advisor.schedules.row_walks import RowWalk, row_walks
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,7 @@ class ElementRequests:
     def read_back(self) -> dict[int, int]:
         """Elements that one launch requests of each stored value that it reads back."""
         step = self.step
-        if not step.chunked:
-            return {}
-        times = Counter(v for walk in row_walks(step.region, step.along) for v in walk.back)
+        times = Counter(value for walk in self._walks for value in walk.back)
         pairs = zip(step.region.outputs, step.stores, strict=True)
         stores = {output.value: store for output, store in pairs}
         return {value: count * self._store(stores[value]) for value, count in times.items()}
@@ -54,6 +53,11 @@ class ElementRequests:
     def left(self, stores: Sequence[Access]) -> int:
         """Elements that one launch stores."""
         return sum(map(self._store, stores))
+
+    @cached_property
+    def _walks(self) -> tuple[RowWalk, ...]:
+        """Walks over a row in chunks; none where it is held whole."""
+        return row_walks(self.step.region, self.step.along) if self.step.chunked else ()
 
     def _places(self, groups: Sequence[Group]) -> int:
         return prod(self.sizes[axis] for axis in spanned(groups))
@@ -106,10 +110,7 @@ class ElementRequests:
         numbers = {n for n, a in zip(region.all("load"), step.loads, strict=True) if a is load}
         again = walks(region, step.serial)
         times = max((again.get(number, 1) for number in numbers), default=1)
-        if step.chunked:
-            found = row_walks(region, step.along)
-            times *= max(sum(bool(numbers & walk.made) for walk in found), 1)
-        return times
+        return times * max(sum(bool(numbers & walk.made) for walk in self._walks), 1)
 
     def _store(self, store: Access) -> int:
         """Elements stored: each once; a value that all programs of a row hold is stored by

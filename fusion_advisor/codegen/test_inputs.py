@@ -258,8 +258,13 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     for kernel in file.kernels:
         step = kernel.step
         asked = ElementRequests(step, sizes)
+        back = asked.read_back()
+        again = sum(
+            prod(sizes[a] for a in output.axes) * output.tensor.itemsize
+            for output in step.region.outputs
+            if output.value in back
+        )
         for number, (read, written, word_bytes) in enumerate(_launched(kernel, sizes)):
-            back = asked.read_back()
             loads_asked += asked.about(number) + sum(back.values())
             loads_asked += asked.by(read) + asked.parts * word_bytes[0] // WORD_BYTES
             stores_asked += asked.left(written) + word_bytes[1] // WORD_BYTES
@@ -267,11 +272,6 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
                 own = {load.name: tensors[load.name] for load in loads}
                 touched = loaded_bytes(step.region, loads, own, sizes)
                 loaded = None if loaded is None or touched is None else loaded + touched
-            again = sum(
-                prod(sizes[a] for a in output.axes) * output.tensor.itemsize
-                for output in step.region.outputs
-                if output.value in back
-            )
             loaded = None if loaded is None else loaded + word_bytes[0] + again
             stored += word_bytes[1] + sum(
                 prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize

@@ -202,9 +202,10 @@ class RowSchedule(Table):
     single_elements_per_thread: Elements
     """Elements of a thread in a tile of one stored row that comes one element at a time, where it
     is short or several tensors have such rows."""
+    combined_elements: Elements
     combined_elements_per_thread: Elements
-    """Elements of a thread where rows of one tensor are read and no result has elements along them.
-    """
+    """Elements of a tile, and of a thread, where rows of one tensor are read and no result has
+    elements along them."""
     walking_elements: Elements
     """Elements of a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs

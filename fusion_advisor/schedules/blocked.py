@@ -7,7 +7,6 @@ Later passes find the row in the L2 when the rows of all resident programs fit t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -18,7 +17,7 @@ from fusion_advisor.rulebook.schema import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
 from fusion_advisor.schedules.layout import reach
 from fusion_advisor.schedules.reducing import row_axes
-from fusion_advisor.schedules.row_walks import RowWalk, row_walks
+from fusion_advisor.schedules.row_walks import row_walks
 from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "blocked"
@@ -74,7 +73,7 @@ def chunks(
     warps = rows * block // (each * device.warp_size)
     warps = min(max(1, warps), rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
-    again = _read_again(region, inner, row_walks(region, inner), rows, device, rulebook)
+    again = _read_again(region, inner, rows, device, rulebook)
     return replace(step, serial=serial, read_again=again)
 
 
@@ -136,19 +135,14 @@ def _check_scans(region: Region) -> None:
 
 def walked_twice(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
     """Are rows so long that programs which walk them again find nothing in the L2?"""
-    return bool(_read_again(region, inner, row_walks(region, inner), 1, device, rulebook))
+    return bool(_read_again(region, inner, 1, device, rulebook))
 
 
 def _read_again(
-    region: Region,
-    inner: frozenset[int],
-    walks: Sequence[RowWalk],
-    rows: int,
-    device: Device,
-    rulebook: Rulebook,
+    region: Region, inner: frozenset[int], rows: int, device: Device, rulebook: Rulebook
 ) -> int:
     """Bytes that the walks after a tensor's first, or after a result is stored, fetch from HBM."""
-    numbers = rulebook.schedules.blocked
+    numbers, walks = rulebook.schedules.blocked, row_walks(region, inner)
     again = resident = 0
     for number in region.all("load"):
         tensor = region.inputs[region.exprs[number].input]

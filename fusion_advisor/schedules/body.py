@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, TypeVar
@@ -151,9 +151,14 @@ class Body(Addresses):
 
     def _results(self) -> None:
         """Every result, from the loads to the stores."""
-        self._emit([output.value for output in self.region.outputs])
+        self._leave([output.value for output in self.region.outputs])
+
+    def _leave(self, values: Collection[int]) -> None:
+        """The results that have some values."""
+        self._emit(values)
         for output, access in zip(self.region.outputs, self.step.stores, strict=True):
-            self._store(access, self.value(output.value))
+            if output.value in values:
+                self._store(access, self.value(output.value))
 
     # -- what is made --------------------------------------------------------------------------
 
@@ -244,15 +249,18 @@ class Body(Addresses):
     # -- loads and stores ----------------------------------------------------------------------
 
     def _load(self, number: int, access: Access) -> None:
-        held = self.region.exprs[number].dtype
-        value = self._read(access, held)
-        value = value if held == access.tensor.dtype else Cast(value, held)
+        value = self._widened(access, self.region.exprs[number].dtype)
         known = self.scope.loaded.get(value)  # two guards have a load each, of the same elements
         if known is None:
             known = self.scope.let(self.names.claim(self.tensors[access.name]), value)
         if access.name.startswith("in"):  # what kernels leave for each other changes meanwhile
             self.scope.loaded[value] = known
         self.scope.values[number] = known
+
+    def _widened(self, access: Access, held: str) -> Tile:
+        """The elements of a tensor in the type that they have on chip."""
+        value = self._read(access, held)
+        return value if held == access.tensor.dtype else Cast(value, held)
 
     def _read(self, access: Access, held: str) -> Tile:
         """The elements of a tensor as they lie in memory, zero where there are none."""

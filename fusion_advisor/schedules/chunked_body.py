@@ -81,28 +81,17 @@ class ChunkedBody(Body):
         for walk in walks:
             if walk.found is not None:
                 self._pass(walk.found, walk)
-        pairs = list(zip(region.outputs, self.step.stores, strict=True))
-        apart = [(o, a) for o, a in pairs if not self._inner & region.depends[o.value]]
-        self._emit([output.value for output, _ in apart])
-        for output, access in apart:
-            self._store(access, self.value(output.value))
+        self._leave([o.value for o in region.outputs if not self._inner & region.depends[o.value]])
         last = walks[-1] if walks else None
         if last is None or last.found is not None:
             return
         self._hoist(self._of_rows(last.stored, last.back))
         self._carried = {n: self._begin_scan(n) for n in region.all("scan")}
         inside = self._open(last)
-        self._store_along(last)
+        self._leave(last.stored)
         scans = {region.exprs[n].reverse for n in self._carried}
         again = not scans and len(walks) > 1
         self._close(inside, backwards=again or True in scans)
-
-    def _store_along(self, walk: RowWalk) -> None:
-        """Results along the row, within a walk."""
-        self._emit(walk.stored)
-        for output, access in zip(self.region.outputs, self.step.stores, strict=True):
-            if output.value in walk.stored:
-                self._store(access, self.value(output.value))
 
     def _of_rows(self, wanted: Iterable[int], back: Collection[int] = ()) -> set[int]:
         """What some values along the row use of the row as a whole, where others are read back."""
@@ -132,13 +121,11 @@ class ChunkedBody(Body):
         if self.several:
             inside.head.append(Let(("mask",), Name("row_mask") & Name("col_mask")))
         self.scopes.append(inside)
-        for output, access in zip(self.region.outputs, self.step.stores, strict=True):
-            if output.value in walk.back:
-                held = self.region.exprs[output.value].dtype
-                name = self.names.claim(self._wish(output.value))
-                value = self._read(access, held)
-                value = value if held == access.tensor.dtype else Cast(value, held)
-                inside.values[output.value] = inside.let(name, value)
+        values = (output.value for output in self.region.outputs)
+        stores = dict(zip(values, self.step.stores, strict=True))
+        for number in sorted(walk.back):
+            value = self._widened(stores[number], self.region.exprs[number].dtype)
+            inside.values[number] = inside.let(self.names.claim(self._wish(number)), value)
         return inside
 
     def _begin_scan(self, number: int) -> Name:
@@ -198,7 +185,7 @@ class ChunkedBody(Body):
             self._grow(number, name, [r for r in one.rescaled if r.peak == number], sums)
         for moments, spread in spreads:
             self._deviate(moments, spread)
-        self._store_along(walk)
+        self._leave(walk.stored)
         self._close(inside)
         for number, name in totals.items():
             self._assign(number, self._reduce(region.exprs[number], name))

@@ -17,10 +17,6 @@ from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "row"
 
-NARROW = 2
-"""Bytes of an element at which a tile of what is only combined is measured: nothing else has to be
-kept of it."""
-
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
@@ -106,7 +102,9 @@ def _tile(laid: Rows, block: int, coalesced: int, rulebook: Rulebook) -> int:
     if coalesced > 1:
         line = laid.coalesced(numbers.line_bytes.count) * block
         return min(line, numbers.across_elements.count)
-    return numbers.tile_bytes.count // (NARROW if laid.only_combines else laid.widest)
+    if laid.only_combines:
+        return numbers.combined_elements.count
+    return numbers.tile_bytes.count // laid.widest
 
 
 def _each(

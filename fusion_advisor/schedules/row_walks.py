@@ -7,7 +7,7 @@ rows, in front of a norm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fusion_advisor.region.region import Region
@@ -35,44 +35,66 @@ def row_walks(region: Region, inner: frozenset[int]) -> tuple[RowWalk, ...]:
     """The walks over a row: one for each pass of reductions, and one for the results along the row
     that no earlier one could store."""
     loads, stores = accesses(region)
-    sizes = {n: a.tensor.itemsize for n, a in zip(region.all("load"), loads, strict=True)}
-    results = {
+    sizes = {
+        number: load.tensor.itemsize
+        for number, load in zip(region.all("load"), loads, strict=True)
+        if region.depends[number] & inner and region.depends[number] - inner
+    }
+    left = {
         output.value: store
         for output, store in zip(region.outputs, stores, strict=True)
         if region.depends[output.value] & inner
     }
-    known, left, walks = set[int](), dict(results), list[RowWalk]()
-
-    def loaded(made: Iterable[int]) -> set[int]:
-        own = (n for n in made if n in sizes and region.depends[n] - inner)
-        return {n for n in own if region.depends[n] & inner}
-
-    def walk(found: Pass | None, wanted: Iterable[int]) -> None:
-        wanted, back = tuple(wanted), set[int]()
-        stored = results.keys() - left.keys()
-        made = _made(region, wanted, known)
-        for value in sorted(stored & made, key=lambda n: -len(_made(region, [n], known))):
-            fewer = _made(region, wanted, known | back | {value})
-            saved = sum(sizes[n] for n in loaded(made) - loaded(fewer))
-            if _reads_well(results[value], inner) and saved >= results[value].tensor.itemsize:
-                back, made = back | {value}, fewer
-        early = list(left) if found is None else []
-        if found is not None and not any(region.all("scan")):
-            for value in left:
-                needed = _made(region, [value], known)
-                if loaded(needed) <= loaded(made) and not _waits(region, needed):
-                    early.append(value)
-                    made |= needed
-        for value in early:
-            del left[value]
-        walks.append(RowWalk(found, tuple(early), frozenset(back), frozenset(made)))
-
+    known, there, walks = set[int](), dict[int, Access](), list[RowWalk]()
     for one in passes(region, inner):
-        walk(one, one.found)
+        back = _read_back(region, one.found, known, sizes, _near(there, inner))
+        made = _made(region, one.found, known | back)
+        early = _early(region, left, known, made, sizes)
+        there |= {value: left.pop(value) for value in early}
+        made |= _made(region, early, known)
+        walks.append(RowWalk(one, tuple(early), frozenset(back), frozenset(made)))
         known |= one.found
     if left:
-        walk(None, list(left))
+        back = _read_back(region, left, known, sizes, _near(there, inner))
+        made = _made(region, left, known | back)
+        walks.append(RowWalk(None, tuple(left), frozenset(back), frozenset(made)))
     return tuple(walks)
+
+
+def _read_back(
+    region: Region,
+    wanted: Collection[int],
+    known: set[int],
+    sizes: Mapping[int, int],
+    there: Mapping[int, int],
+) -> set[int]:
+    """Of the results that are `there`, with the bytes of an element of each, those whose bytes are
+    no more than those of the loads, `sizes`, that they stand for."""
+    back, made = set[int](), _made(region, wanted, known)
+    for value in sorted(there.keys() & made, key=lambda n: -len(_made(region, [n], known))):
+        fewer = _made(region, wanted, known | back | {value})
+        if sum(sizes[n] for n in made - fewer if n in sizes) >= there[value]:
+            back, made = back | {value}, fewer
+    return back
+
+
+def _early(
+    region: Region,
+    left: Iterable[int],
+    known: set[int],
+    made: set[int],
+    sizes: Mapping[int, int],
+) -> list[int]:
+    """Of the results that are `left`, those that need no more than a walk loads which makes some
+    values. A scan is carried through one walk, which stores all."""
+    if any(region.all("scan")):
+        return []
+    cones = {value: _made(region, [value], known) for value in left}
+    return [
+        value
+        for value, cone in cones.items()
+        if cone & sizes.keys() <= made and not _waits(region, cone)
+    ]
 
 
 def _made(region: Region, wanted: Iterable[int], known: set[int]) -> set[int]:
@@ -89,7 +111,11 @@ def _waits(region: Region, made: set[int]) -> bool:
     return any(region.exprs[number].op in ("reduce", "scan") for number in made)
 
 
-def _reads_well(store: Access, inner: frozenset[int]) -> bool:
-    """Does a result lie along the rows, in a type that it is read back in?"""
-    near = any(abs(step) == 1 and axis in inner for axis, step in store.strides.items())
-    return near and store.tensor.dtype in _READ_BACK
+def _near(stores: Mapping[int, Access], inner: frozenset[int]) -> dict[int, int]:
+    """Results that lie along the rows, in a type that they are read back in, by their bytes."""
+    return {
+        value: store.tensor.itemsize
+        for value, store in stores.items()
+        if store.tensor.dtype in _READ_BACK
+        and any(abs(step) == 1 and axis in inner for axis, step in store.strides.items())
+    }

@@ -351,28 +351,31 @@ class Guards:
             for ref, text in operands.items() if number == place.activation else ():
                 if text in inside and not text.isidentifier() and (text := self._given(edit, text)):
                     found[text] = self.sources.dtype(ref)
-        words = self.sources.names.get(place, {}).get(edit.lines[0], {})
-        made_of = self._made_of(between, operands)
-        for ref, name in operands.items():
-            if ref not in made_of:
-                continue
-            if not name.isidentifier():
-                name = self._given(edit, name)
-            elif self.sources.value(words.get(name)) != ref:  # it is bound there
-                continue
-            if name:
-                found[name] = self.sources.dtype(ref)
+        found |= self._of_operands(place, edit, self._made_of(between, operands))
         return {text: dtype for text, dtype in found.items() if "float" in dtype}
 
-    def _made_of(self, values: Iterable[Ref], operands: Collection[Ref]) -> set[Ref]:
-        """The operands that some values are made of."""
+    def _of_operands(
+        self, place: SourcePlace, edit: Edit, operands: Mapping[Ref, str]
+    ) -> dict[str, str]:
+        """Dtypes of operands, by texts that the place has for them."""
+        words, found = self.sources.names.get(place, {}).get(edit.lines[0], {}), dict[str, str]()
+        for ref, name in operands.items():
+            text = name if self.sources.value(words.get(name)) == ref else ""
+            if not name.isidentifier():
+                text = self._given(edit, name)
+            if text:
+                found[text] = self.sources.dtype(ref)
+        return found
+
+    def _made_of(self, values: Iterable[Ref], operands: Mapping[Ref, str]) -> dict[Ref, str]:
+        """The operands that some values are made of, with their texts."""
         todo, seen = [*values], set[Ref]()
         while todo:
             ref = todo.pop()
             if ref not in seen and ref not in operands and ref.node in self.flow.position:
                 todo += self.flow.operands[self.flow.position[ref.node]]
             seen.add(ref)
-        return seen & {*operands}
+        return {ref: text for ref, text in operands.items() if ref in seen}
 
     # Another module.
 
