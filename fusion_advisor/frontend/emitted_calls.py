@@ -48,7 +48,7 @@ def own_kernels(model: torch.nn.Module, besides: str | None = None) -> Generator
     with ExitStack() as stack:
         for module in [*_hosts()]:
             plain = bool(besides) and module.__name__.startswith(f"{besides}.")
-            instead = _reference if plain else _traced(module)
+            instead = _traced(module, operators=not plain)
             patch = mock.patch.object(module, "fall_back", _called_as_it_is_by(module, instead))
             stack.enter_context(patch)
             _asked_always(module, stack)
@@ -66,6 +66,9 @@ def references() -> Generator[None, None, None]:
         stack.enter_context(mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}))
         for module in [*_hosts()]:
             _asked_always(module, stack)
+            if _launcher(module) is None:
+                instead = _run_reference(vars(module)["fall_back"])
+                stack.enter_context(mock.patch.object(module, "fall_back", instead))
         yield
 
 
@@ -87,9 +90,13 @@ def _no_plan(*_: Any, **__: Any) -> tuple[None, None]:
     return None, None
 
 
-def _reference(problem: str, launcher: Call, reference: Call, *given: Any) -> Any:
-    del problem, launcher
-    return reference(*given)
+def _run_reference(plain: Any) -> Call:
+    """Fallback that runs the reference, also where the caller has statements of its own."""
+
+    def called(problem: str, launcher: Any, reference: Call | None, *given: Any) -> Any:
+        return plain(problem, launcher, reference or launcher.reference, *given)
+
+    return called
 
 
 def _called_as_it_is_by(module: ModuleType, instead: Call) -> Call:
@@ -133,14 +140,21 @@ def _beside(model: torch.nn.Module) -> list[Call]:
     return [f for f in functions if getattr(vars(f).get("operator"), "namespace", "") == NAMESPACE]
 
 
-def _traced(module: ModuleType) -> Call:
+def _traced(module: ModuleType, *, operators: bool) -> Call:
+    """Fallback that asks what a launcher asks, and runs an operator, or the reference, where that
+    holds; where it does not, what the launcher falls back to: the caller's statements, if it has
+    some, else the reference."""
     plain: Any = vars(module)["fall_back"]
     serves: Any = vars(module)["serves"]
 
-    def called(problem: str, launcher: Call, reference: Call, *given: Any) -> Any:
-        problem = _guarded(module, serves, launcher, given) or ""
+    def called(problem: str, launcher: Any, reference: Call | None, *given: Any) -> Any:
+        runs = reference or launcher.reference
+        if reference and not operators:
+            return reference(*given)
+        asked = launcher if reference else launcher.or_none
+        problem = _guarded(module, serves, asked, given) or ""
         if not problem:
-            return _operator(launcher, reference, given)(*given)
+            return (_operator(launcher, runs, given) if operators else runs)(*given)
         named = () if _launcher(module) else (launcher, reference)
         return plain(problem, *named, *given)
 

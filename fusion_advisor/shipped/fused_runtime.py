@@ -61,39 +61,52 @@ class Empty(Unserved):
     """Raised by a launcher for tensors without elements, of which the reference makes results."""
 
 
+class Resized(Unserved, ValueError):
+    """Raised by a launcher for a size that its reference does not serve either."""
+
+
 def launcher(reference, results):
     """Decorator of a function that checks what it is given, launches kernels and returns results
     and launches: it becomes one that returns the results, and an operator. A call of a layout that
     came before is not checked again. What the kernels cannot take, None or a tensor in place of a
-    number, and what has no elements, runs the reference; without one, Unserved is raised."""
+    number, and what has no elements, runs the reference; without one, Unserved is raised. Where the
+    caller has statements of its own for that, it calls `or_none`, which gives None there."""
 
     def register(made):
         signature = inspect.signature(made)
         taken = signature.parameters.values()
         count = sum(each.annotation is each.empty for each in taken)  # numbers stand behind
 
-        @functools.wraps(made)
-        def run(*given, **named):
-            if named:
-                given = signature.bind(*given, **named).args
+        def attempt(instead, *given):
             tensors, numbers = given[:count], given[count:]
             for number in numbers if reference else ():
                 if not isinstance(number, (float, int)):
-                    return fall_back(f"{type(number).__name__}, no number", run, reference, *given)
+                    return fall_back(f"{type(number).__name__}, no number", run, instead, *given)
             layout, plan = plan_of(run, *tensors, numbers=numbers)
             if plan is not None:
                 return do_again(plan, *given)
             try:
                 found, *done = made(*given)
             except Unserved as unserved:
-                if reference is None:
+                if reference is None or (instead and isinstance(unserved, Resized)):
                     raise
                 if isinstance(unserved, Empty):
-                    return reference(*given)
-                return fall_back(unserved, run, reference, *given)
+                    return instead and instead(*given)
+                return fall_back(unserved, run, instead, *given)
             remember(layout, tensors, found, *done)
             return found[0] if results == 1 else found
 
+        @functools.wraps(made)
+        def run(*given, **named):
+            if named:
+                given = signature.bind(*given, **named).args
+            return attempt(reference, *given)
+
+        def or_none(*given):
+            traced = is_dynamo_compiling() or isinstance(given[0], TRACED)
+            return asked(made, run, *given) if traced else attempt(None, *given)
+
+        run.reference, run.or_none = reference, or_none
         return registered(results)(run)
 
     return register
@@ -120,6 +133,19 @@ def registered(results):
         return launcher
 
     return register
+
+
+def asked(made, launcher, *given):
+    """Call a launcher's operator while it is traced, or None where the kernels cannot take what it
+    is given: the caller's statements are traced then."""
+    try:
+        made(*given)
+    except Unlaunched:
+        return launcher.operator(*given)
+    except Unserved:
+        return noted(
+            launcher.__module__, launcher.__name__, "it is traced with what no kernel takes"
+        )
 
 
 def require(version):
@@ -188,7 +214,8 @@ def trained(backward, reference, gradients, results):
     that returns the results, and that autograd follows. `backward` makes the gradients of the
     inputs that are named, whichever of them are asked for. What the kernels do not serve runs the
     reference, through which autograd sees; so does an input that requires another gradient.
-    Tracers see an operator that is made of those of the launchers."""
+    `or_none` is as a launcher's, but for tracers: they see an operator that is made of those of the
+    launchers, and runs the reference."""
 
     def register(forward):
         names = [*inspect.signature(forward).parameters]
@@ -215,7 +242,7 @@ def trained(backward, reference, gradients, results):
                 asked = zip(names, ctx.needs_input_grad, strict=True)
                 return tuple(found[name] if needed else None for name, needed in asked)
 
-        def call(*tensors):
+        def attempt(instead, *tensors):
             try:
                 if not torch.is_grad_enabled() or True not in [x.requires_grad for x in tensors]:
                     made, _ = forward(*tensors)
@@ -225,18 +252,28 @@ def trained(backward, reference, gradients, results):
                         refuse(f"no kernel makes the gradient of {names[place]}")
                 return Pair.apply(*tensors)
             except Unserved as unserved:
-                return fall_back(unserved, run, reference, *tensors)
+                if instead and isinstance(unserved, Resized):
+                    raise
+                return fall_back(unserved, run, instead, *tensors)
+
+        def call(*tensors):
+            return attempt(reference, *tensors)
 
         @functools.wraps(forward)
         def run(*tensors):
             traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
             return run.operator(*tensors) if traced else call(*tensors)
 
+        def or_none(*tensors):
+            traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
+            return run.operator(*tensors) if traced else attempt(None, *tensors)
+
         name = operator_name(forward)
         if not hasattr(torch.ops.fusion_advisor, name):
             LIBRARY.define(schema(name, forward, results), tags=TAGS)
             LIBRARY.impl(name, call, "CompositeImplicitAutograd")
         run.operator = getattr(torch.ops.fusion_advisor, name).default
+        run.reference, run.or_none = reference, or_none
         run.graded = [differentiated(each, gradients) for each in (run, reference)]
         return run
 
@@ -305,7 +342,7 @@ def beyond_int32(tensors, *counted, behind=BEHIND):
     """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to.
     Raises Unserved for tensors of several devices, and Unlaunched where nothing will be launched:
     sizes may be symbolic."""
-    if here.idle:
+    if here.idle or is_dynamo_compiling() or isinstance(tensors[0], TRACED):
         raise Unlaunched(*tensors)
     if len(devices := {tensor.device for tensor in tensors}) > 1:
         raise Unserved(f"its tensors lie on {' and '.join(sorted(map(str, devices)))}")
@@ -341,10 +378,10 @@ def ranked(numbers, rank):
 
 
 def held_to(name, tensor, dim, size):
-    """Raise ValueError where a dimension has another size than was captured: numbers in the
+    """Raise Resized where a dimension has another size than was captured: numbers in the
     kernel's file may have been made of that."""
     if tensor.dim() > dim and tensor.shape[dim] != size:
-        raise ValueError(
+        raise Resized(
             f"{name} has {tensor.shape[dim]} in dimension {dim}, and this was made for {size}, "
             "which its numbers may follow from: run the model's own statements, or make it anew"
         )
@@ -402,20 +439,25 @@ fallbacks = {}
 """Calls of each launcher that eager ran instead."""
 
 
-def fall_back(problem, launcher, reference, *given):
-    """Run the reference instead, once with a warning; RuntimeError in strict mode."""
-    name = launcher.__name__
+@torch.compiler.assume_constant_result
+def noted(module, name, problem):
+    """Count a call that eager runs, and warn at the first; RuntimeError in strict mode."""
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
         raise RuntimeError(f"{name}: {problem}")
-    place = f"{launcher.__module__}.{name}"
+    place = f"{module}.{name}"
     if place not in fallbacks:
-        warnings.warn(f"{name}: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"{name}: {problem}; running eager instead", stacklevel=5)
     fallbacks[place] = fallbacks.get(place, 0) + 1
+
+
+def fall_back(problem, launcher, reference, *given):
+    """Run the reference instead, if there is one; else None."""
+    noted(launcher.__module__, launcher.__name__, problem)
     device = given[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return reference(*given)
+        return reference and reference(*given)
     with torch.autocast(device, enabled=False):  # the casts are made already
-        return reference(*given)
+        return reference and reference(*given)
 
 
 # -- launches --------------------------------------------------------------------------------------

@@ -186,13 +186,31 @@ class Guards:
         here, other = (_launched(s, place.block, edit) for s in (self.sources, there))
         return here != other
 
+    def of_dtypes(self, operands: Mapping[Ref, str]) -> Iterator[str]:
+        """Conditions that operands have other dtypes than captured, which a launcher asks."""
+        yield from (
+            _in_other_dtype(text, self.sources.dtype(ref)) for ref, text in operands.items()
+        )
+
+    def is_composite(self, block: Block, edit: Edit) -> bool:
+        """Whether one expression that an edit replaces launches several ops in some run of a block:
+        torch's own code then decides which."""
+        position = self.flow.position
+        return any(
+            sum(self.flow.launches(position[node.name]) for node in made) > 1
+            for place, held in self.sources.held.items()
+            if place.block == block
+            for step, standing in held.items()
+            if edit.takes(standing.span) and len(made := self.sources.made.get(step, ())) > 1
+        )
+
     def of_held(
         self,
         place: SourcePlace,
         edit: Edit,
         held: Sequence[tuple[Ref, int]],
         operands: Mapping[Ref, str],
-        asked: str,
+        asked: str = "",
     ) -> Iterator[str]:
         """Conditions that dimensions of a kernel's operands have other sizes than captured, where
         the condition `asked` does not ask it already; `operands` are the texts of all. A function
@@ -315,7 +333,7 @@ class Guards:
         if not read and first is None:
             raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
         asked = read or dict(filter(None, [first]))
-        yield from (f"{text}.dtype != torch.{dtype}" for text, dtype in asked.items())
+        yield from (_in_other_dtype(text, dtype) for text, dtype in asked.items())
 
     def _dtypes(
         self, place: SourcePlace, edit: Edit, operands: Mapping[Ref, str]
@@ -591,6 +609,10 @@ def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -
     before, after = (sources.names[place].get(edit.lines[0], {}) for edit in (early, late))
     if any(before.get(name) != after[name] for name in read & after.keys()):
         raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")
+
+
+def _in_other_dtype(text: str, dtype: str) -> str:
+    return f"{text}.dtype != torch.{dtype}"
 
 
 def _differs(text: str, value: str) -> str:

@@ -163,7 +163,7 @@ class Placement:
         passed = self._passed(expressed, edit)
         operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
         asked = self._guards.of(place, edit, operands, passed, only_dtype=only_dtype)
-        guards = [*edit.steering, asked]
+        guards, asked_too = [*edit.steering, asked], {*self._guards.of_dtypes(operands)}
         unserved += [
             each.flow
             for each, sources in zip(self.resized, self.seen, strict=True)
@@ -179,14 +179,25 @@ class Placement:
                 for each in self.resized
                 if id(each.flow) not in left and alike(self.flow, each.flow)
             ]
-            guards.append(self._guards.of_size(place, edit, unserved, served))
+            told = self._guards.of_size(place, edit, unserved, served)
+            guards.append(told)
+            if all(self._refused_by_shape(expressed, flow) for flow in unserved):
+                asked_too |= {*told.split(" or ")}
         held = [] if self.operators else self._held(decision, expressed)
+        sized = [*self._guards.of_held(place, edit, held, operands)]
+        asked_too |= {*sized}
         more = self.backward_held.get(expressed.form, ()) if self.backward_held else ()
         held += [(expressed.inputs[n], d) for n, d in more if (expressed.inputs[n], d) not in held]
         self._refuse_renumbered(held, renumbered)
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
         self._refuse_unnoticed(place, edit, decision, expressed, held, passed)
         edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))
+        edit = replace(
+            edit,
+            with_statements=self._guards.is_composite(place.block, edit)
+            or any(held.leaves or held.attribute for held in passed),
+            asked_too=frozenset(asked_too.intersection(edit.conditions)),
+        )
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
         return place, edit
@@ -258,6 +269,22 @@ class Placement:
                     elif not (widens and each is self.batch):
                         found.append(each.flow)
         return [*{id(flow): flow for flow in found}.values()], renumbered
+
+    def _refused_by_shape(self, expressed: Expressed, there: Dataflow) -> bool:
+        """Whether a kernel's operands have shapes at another size that its launcher refuses: one
+        axis has two sizes, or a dimension of one element another. The launches before them
+        are those that were captured."""
+        here, sizes = self.flow.annotated.tensors, dict[tuple[int, ...], int]()
+        nodes = [self.flow.nodes[self.flow.position[ref.node]] for ref in expressed.inputs]
+        if not alike(self.flow, there) and any(node.kind == "call" for node in nodes):
+            return False
+        for ref in expressed.inputs:
+            shape = there.annotated.tensors[ref].shape
+            for d, dim in enumerate(expressed.dims[ref]):
+                known = sizes.setdefault(dim, shape[d]) if dim else here[ref].shape[d]
+                if shape[d] != known:
+                    return True
+        return False
 
     def _refuse_renumbered(
         self, held: Sequence[tuple[Ref, int]], renumbered: Sequence[tuple[Dataflow, str]]
@@ -502,7 +529,8 @@ def patch(
                     del waiting[each.id]
                     result.refused.pop(each.id, None)
     there = kernels_of(standing)
-    outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys())
+    trained = {name for name, kernel in kernels.items() if kernel.gradients}
+    outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys(), trained)
     for each in choices:
         kernel = kernels[each.kernels[-1]]
         outlines.choose(each, (*kernel.inputs, *kernel.numbers))

@@ -536,3 +536,58 @@ class Model(nn.Module):
 def get_inputs():
     return [torch.empty(8, 32, 1024)]
 """
+
+
+def seen_alike(module: Any) -> list[object]:
+    """Results where operands have one shape, where one is broadcast, and with gradients."""
+    model, found = module.Model().eval(), list[object]()
+    for shape in [(2, 3, 1024), (2, 3, 1), (1, 1, 1024), (3, 1024), (1024,)]:
+        x, y = drawn().requires_grad_(), drawn(*shape)
+        result = model(x, y)
+        result.sum().backward()
+        found += [result.detach(), x.grad]
+    return found
+
+
+SIMILAR = """
+class Model(nn.Module):
+    def forward(self, x, y):
+        return F.cosine_similarity(x * 0.5, y, dim=-1) * 2.0
+"""
+
+
+def test_operands_that_torch_broadcasts_first(tmp_path: Path) -> None:
+    """The launches that were captured do not broadcast, for the operands had one shape."""
+    text = uses(tmp_path, SIMILAR, seen_alike, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+    assert "size(" not in text, "the launcher asks"
+
+
+def test_a_compiled_patch_compiles_the_statements_where_no_kernel_runs(tmp_path: Path) -> None:
+    def use(module: Any) -> list[object]:
+        model = module.Model().eval()
+        module.__dict__["Model"] = lambda: torch.compile(model, backend="aot_eager", fullgraph=True)
+        return seen_alike(module)
+
+    uses(tmp_path, SIMILAR, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+
+
+def test_another_rank_where_torch_gave_sizes(tmp_path: Path) -> None:
+    body = """
+        class Model(nn.Module):
+            def forward(self, x):
+                return F.normalize(torch.tanh(x), dim=-1) * 2.0
+        """
+    uses(tmp_path, body, lambda m: [m.Model()(drawn(*s)) for s in [(4, 1024), (2, 2, 3, 1024)]])
+
+
+def test_a_tensor_for_a_number(tmp_path: Path) -> None:
+    body = """
+        class Model(nn.Module):
+            def __init__(self, low=-0.5):
+                super().__init__()
+                self.low = low
+
+            def forward(self, x):
+                return torch.clamp(torch.tanh(x), self.low) * 2.0
+        """
+    uses(tmp_path, body, lambda m: [m.Model(torch.tensor(low))(drawn()) for low in (-0.5, 0.1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -103,13 +104,13 @@ def test_statements_become_a_call(tmp_path: Path) -> None:
     assert function == textwrap.dedent("""\
         def rms_norm_or_eager(x, weight):
             '''In place of statements of Norm.forward(), model.py.'''
-            if x.dtype != torch.float32:
+            if (fused := rms_norm.or_none(x, weight)) is None:
                 dtype = x.dtype
                 x = x.float()
                 variance = x.pow(2).mean(-1, keepdim=True)
                 x = x * torch.rsqrt(variance + 1e-06)
                 return weight * x.to(dtype)
-            return rms_norm(x, weight)
+            return fused
     """).replace("'''", '"""')
 
 
@@ -133,7 +134,7 @@ def test_a_tied_weight_is_read_where_the_statements_read_it(tmp_path: Path) -> N
         shape="64, 512, dtype=torch.int64",
     )
     assert "y = fused_model.embedding_mul_sigmoid_add_or_eager(self.words, ids)" in changed(patch)
-    assert "return embedding_mul_sigmoid_add(words.weight, ids)" in asking(patch)
+    assert "embedding_mul_sigmoid_add.or_none(words.weight, ids)" in asking(patch)
 
 
 def test_a_function_is_given_what_its_statements_read(tmp_path: Path) -> None:
@@ -186,9 +187,10 @@ def test_a_function_is_given_what_its_statements_read(tmp_path: Path) -> None:
         y += x.tanh()
         x = norm(y)
         return y, x
-    return pow_tanh_add_layer_norm(x, norm.weight, norm.bias, norm.eps)
+    return fused
 """
     )
+    assert "pow_tanh_add_layer_norm.or_none(x, norm.weight, norm.bias, norm.eps)" in functions
     assert "\nimport math\n\nimport torch\nimport torch.nn.functional as F\n\nfrom ." in functions
 
 
@@ -220,7 +222,7 @@ def test_a_function_takes_no_name_for_another(tmp_path: Path) -> None:
         in changed(patch)
     )
     text = asking(patch)
-    assert "return tanh_mul_add(tanh_mul_add_, tanh_mul_add__, scale)" in text
+    assert "tanh_mul_add.or_none(tanh_mul_add_, tanh_mul_add__, scale)" in text
     assert "import math" not in text
     assert "torch.nn.functional" not in text
 
@@ -384,8 +386,9 @@ def test_a_dtype_that_follows_an_input_is_asked_for(tmp_path: Path) -> None:
                 h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
                 return h.to(x.dtype)
         """
-    text = asking(made(tmp_path, body, shape="64, 128, 1024, dtype=torch.bfloat16"))
-    assert "if x.dtype != torch.bfloat16" in text
+    patch = made(tmp_path, body, shape="64, 128, 1024, dtype=torch.bfloat16")
+    assert ".or_none(x, weight)) is None:\n        h = x.float()" in asking(patch)
+    assert 'host.takes("x", x, torch.bfloat16' in patch.diff
 
 
 @pytest.mark.deep
@@ -398,9 +401,9 @@ def test_a_cast_between_two_parts_that_does_nothing_in_one_dtype(tmp_path: Path)
                 h = x.float()
                 return x, F.normalize(h, dim=-1).to(x.dtype)
         """
-    text = asking(made(tmp_path, body))
-    assert "if x.dtype != torch.float32" in text
-    assert "h = x.float()" in text
+    patch = made(tmp_path, body)
+    assert 'host.takes("x", x, torch.float32' in patch.diff
+    assert "h = x.float()" in asking(patch)
 
 
 @pytest.mark.deep
@@ -776,7 +779,7 @@ def test_a_loop_over_layers_is_a_barrier(tmp_path: Path) -> None:
     )
     text = changed(patch)
     assert "x, y = fused_model.residual_rms_norm_or_eager(x, self.a(self.one(x)), self.two)" in text
-    assert "return residual_rms_norm(x, a, two.weight)" in asking(patch)
+    assert "residual_rms_norm.or_none(x, a, two.weight)" in asking(patch)
     assert "fused_model.rms_norm_or_eager(x, self.weight)" in text, "a block begins with a norm"
     assert 0 < patch.saved_us < patch.free_us
     assert "for layer in self.layers:\n            x = layer(x)\n" in text
@@ -800,7 +803,7 @@ def test_training_keeps_its_dropout(tmp_path: Path) -> None:
     )
     assert "self.drop(h)" not in changed(patch)
     text = asking(patch)
-    assert "if drop.training:" in text
+    assert "if drop.training or (fused := " in text
     assert text.count("h = drop(h)") == 1, "the original stays for training"
 
 
@@ -835,12 +838,12 @@ def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
             """,
         )
     )
-    guards = [line.strip() for line in text.splitlines() if line.strip().startswith("if ")]
-    assert guards == [
-        "if torch.is_autocast_enabled() or by != 4.0:",
-        "if type(act) is not torch.nn.Softplus or act.beta != 0.2 or act.threshold != 20.0:",
-        "if type(sure_[1]) is not torch.nn.Sigmoid:",
-        "if type(chosen) is not torch.nn.ReLU:",
+    tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If)]
+    assert [ast.unparse(test).partition("fused")[0].rstrip("( or") for test in tests] == [
+        "torch.is_autocast_enabled() or by != 4.0",
+        "type(act) is not torch.nn.Softplus or act.beta != 0.2 or act.threshold != 20.0",
+        "type(sure_[1]) is not torch.nn.Sigmoid",
+        "type(chosen) is not torch.nn.ReLU",
     ]
 
 
@@ -861,7 +864,7 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
                 return scaled(self.lin(x)) + 1
     """
     text = asking(made(tmp_path, body.replace("GIVEN", "x")))
-    assert "or x.size(-1) != 1024:" in text
+    assert "or x.size(-1) != 1024 or (fused := " in text
     patch = made(tmp_path, body.replace("GIVEN", "x.unflatten(-1, (8, 128))"))
     reasons = patch.unplaced.values()
     assert any("the 128 of line 22 cannot be asked there" in why for why in reasons), reasons
@@ -870,10 +873,9 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
 @pytest.mark.deep
 def test_weights_of_a_dtype_that_the_file_names_may_be_cast(tmp_path: Path) -> None:
     """`.float()` launches nothing where all is float32; cast to 16 bits the module has it."""
-    text = asking(
-        made(
-            tmp_path,
-            """
+    patch = made(
+        tmp_path,
+        """
             class Model(nn.Module):
                 def __init__(self):
                     super().__init__()
@@ -884,9 +886,9 @@ def test_weights_of_a_dtype_that_the_file_names_may_be_cast(tmp_path: Path) -> N
                     y = a.float() + 1
                     return torch.exp(y) * 2
             """,
-        )
     )
-    assert "if a.dtype != torch.float32" in text
+    assert ".or_none(a, w)) is None" in asking(patch)
+    assert 'host.takes("a", a, torch.float32' in patch.diff
 
 
 @pytest.mark.deep
@@ -906,7 +908,7 @@ def test_batch_norm_is_guarded_by_its_mode(tmp_path: Path) -> None:
         shape="64, 8, 130, 130",
     )
     text, function = changed(patch), asking(patch)
-    assert "if bn.training" in function
+    assert "bn.training\n" in function
     assert "x = self.conv(x)" in text
     assert "bn.weight" in function
     assert "self.bn(" not in text
@@ -965,7 +967,7 @@ def test_a_number_of_a_size_is_given(tmp_path: Path) -> None:
         resized=True,
     )
     assert patch.saved_us == patch.free_us
-    assert "return tanh_exp_add_sum(x, x.size(1))" in asking(patch)
+    assert "tanh_exp_add_sum.or_none(x, x.size(1))" in asking(patch)
     kernels = [text for text in patch.patch.after.values() if "def reference" in text]
     assert any("n0, n1, n2 = host.ranked(x.shape, 3)" in kernel for kernel in kernels)
 
@@ -1223,7 +1225,7 @@ def test_a_cast_that_asks_what_is_gone_goes_with_it(tmp_path: Path) -> None:
         """,
     )
     assert ".to(" not in changed(patch).partition("class Model(")[2]
-    assert "if x.dtype != torch.float32" in asking(patch)
+    assert 'host.takes("x", x, torch.float32' in patch.diff
     assert ".to(x.dtype)" in asking(patch)
 
 
@@ -1239,7 +1241,9 @@ def test_a_write_that_rounds_in_another_dtype_is_guarded(tmp_path: Path) -> None
             def forward(self, x):
                 return F.binary_cross_entropy_with_logits(x, x.detach(), pos_weight=self.weight)
     """
-    assert "x.dtype != torch.float32" in asking(made(tmp_path, body))
+    patch = made(tmp_path, body)
+    assert ".or_none(x, weight)) is None:\n        return F.binary_cross" in asking(patch)
+    assert 'host.takes("x", x, torch.float32' in patch.diff
 
 
 def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:

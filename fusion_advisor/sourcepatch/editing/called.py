@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import SEQUENTIAL, Activation
+from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
     Block,
@@ -164,7 +165,8 @@ class Called:
             match statement:
                 case ast.If(test):
                     held = self._began(statement.body[0], number)
-                    found.append(_Choice(test, held))
+                    test = asked_beside_kernel(test)
+                    found += [_Choice(test, held)] if test else []
                     branch = statement.body if held else statement.orelse
                     why = self._ran(branch, number, function, found)
                 case ast.Assert(test):

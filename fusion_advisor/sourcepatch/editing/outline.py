@@ -1,5 +1,5 @@
-"""Guarded edits as one call each: a function beside the kernels asks the guard, and where it holds
-runs the statements that were there.
+"""Guarded edits as one call each: a function beside the kernels asks the guard, and where it holds,
+or the kernel cannot take what it is given, runs the statements that were there.
 
 The function is given the kernel's operands, and what else the guard and the statements read: local
 names, attributes of modules, and what the model's file defines. What that file imports of torch or
@@ -25,10 +25,10 @@ from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, spa
 from fusion_advisor.sourcepatch.editing.splice import overlapping
 from fusion_advisor.support.errors import UsageError
 
-_SAYS = '''"""Calls that ask before they launch a kernel: where it would compute something else, the
-statements run that it replaced. Written by fusion-advisor; the statements are the model's."""'''
+_SAYS = '''"""Calls of kernels. Where one would compute something else, or cannot take what it is
+given, the model's own statements run, which it replaced. Written by fusion-advisor."""'''
 _WIDTH = 100
-_OR_EAGER = "_or_eager"
+_OR_EAGER, _OR_NONE = "_or_eager", "or_none"
 _SOMETIMES = (
     ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
     ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom,
@@ -120,15 +120,18 @@ def _layouts(tensors: Sequence[Tensor]) -> Iterator[str]:
 
 
 class Outlines:
-    """The functions of one file beside the kernels, those that stand in it already included. Raises
-    UsageError for a text that is not Python."""
+    """The functions of one file beside the kernels, those that stand in it already included. Those
+    of the kernels that are `trained` ask all that a guard asks: what compiles them sees an operator
+    that asks nothing. Raises UsageError for a text that is not Python."""
 
-    def __init__(self, standing: str, kernels: Collection[str]) -> None:
+    def __init__(
+        self, standing: str, kernels: Collection[str], trained: Collection[str] = ()
+    ) -> None:
         try:
             tree = ast.parse(standing)
         except SyntaxError as error:
             raise UsageError(f"{ASKING}:{error.lineno}: {error.msg}; correct the file") from error
-        self._standing, self._kernels = standing, kernels
+        self._standing, self._kernels, self._trained = standing, kernels, trained
         self._imports = {
             alias.asname or alias.name: ast.unparse(each)
             for each in tree.body
@@ -168,7 +171,8 @@ class Outlines:
         self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
     ) -> Iterator[tuple[Edit, str]]:
         """Yield the edits of a file with their comments, those with guards as calls of functions
-        that ask these. Edits that share lines keep their guards, and say why, where one has to."""
+        that ask these, and so those that need the statements, where there can be one. Edits that
+        share lines keep their guards, and say why, where one has to."""
         for several in overlapping(edits):
             try:
                 functions = {e: self.function(file, e) for e, _ in several if e.guard}
@@ -176,6 +180,11 @@ class Outlines:
                 yield from several
                 yield several[0][0], f"fusion-advisor: the statements stay, for {reason}"
                 continue
+            functions |= {
+                edit: self.function(file, edit)
+                for edit, _ in several
+                if edit.with_statements and edit not in functions and can_be_outlined(file, edit)
+            }
             made = {edit: self._called(edit, each) for edit, each in functions.items()}
             yield from ((made.get(edit, edit), comment) for edit, comment in several)
 
@@ -184,7 +193,8 @@ class Outlines:
         kernel = edit.taken.kernel
         if edit.steering:
             raise NotPlaced("a branch is among them")
-        made = _Function(file, edit, self._imports, self._kernels, self.functions)
+        every = kernel in self.functions or kernel in self._trained
+        made = _Function(file, edit, self._imports, self._kernels, self.functions, every=every)
         made.imports["torch"] = "import torch"
         if kernel not in self.functions:
             made.imports[kernel] = f"from .{kernel} import {kernel}"
@@ -237,6 +247,21 @@ def _same(one: str, other: str) -> bool:
     return one == other or plain(one) == plain(other)
 
 
+def asked_beside_kernel(test: ast.expr) -> ast.expr | None:
+    """Condition without its question whether a kernel serves: kernel and statements compute the
+    same. None where that is all of it."""
+    match test:
+        case ast.Compare(ast.NamedExpr(value=ast.Call(ast.Attribute(attr=name)))) if (
+            name == _OR_NONE
+        ):
+            return None
+        case ast.BoolOp(ast.Or() as joined, values):
+            asked = [each for each in map(asked_beside_kernel, values) if each]
+            return ast.BoolOp(joined, asked) if len(asked) > 1 else next(iter(asked), None)
+        case _:
+            return test
+
+
 def always_eager(text: str) -> str:
     """The text of the file with functions that run the model's statements whatever they ask."""
     tree = ast.parse(text)
@@ -264,6 +289,8 @@ class _Function(ast.NodeTransformer):
         imported: Mapping[str, str],
         kernels: Collection[str],
         functions: Collection[str],
+        *,
+        every: bool,
     ) -> None:
         self._file, self._edit, self._taken = file, edit, edit.taken
         self._imported, self._functions = imported, functions
@@ -287,9 +314,15 @@ class _Function(ast.NodeTransformer):
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(self._numbers[part.statement] for part in self._parts)
-        self._asks = [self._asked(_expression(each)) for each in edit.conditions]
+        given, kernel = ", ".join(operands), self._taken.kernel
+        asked = [each for each in edit.conditions if every or each not in edit.asked_too]
+        self._asks = [self._asked(_expression(each)) for each in asked]
         self._lines = [*self._statements()]
-        self._ends = f"return {self._taken.kernel}({', '.join(operands)})"
+        self._ends = f"return {kernel}({given})"
+        if kernel not in functions:  # one of these chooses a kernel, which runs its reference
+            fused = self._free("fused")
+            self._asks.append(f"({fused} := {kernel}.{_OR_NONE}({given})) is None")
+            self._ends = f"return {fused}"
 
     def text(self, name: str) -> str:
         """The function, under a name."""

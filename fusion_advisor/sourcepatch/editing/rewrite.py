@@ -132,6 +132,12 @@ class Edit:
     """Condition under which the source stays as it was: it computes something else then."""
     steering: tuple[str, ...] = ()
     """Conditions under which another branch would run of an `if` that is taken out."""
+    with_statements: bool = False
+    """Whether the kernel's reference may be no substitute for the statements at another call: where
+    one function of torch launches several ops, which may be others there, and where a number is
+    given, which may be a tensor there."""
+    asked_too: frozenset[str] = frozenset()
+    """Conditions of the guard that the kernel's launcher asks, too."""
 
     @property
     def file(self) -> str:
