@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, groupby
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
 
 from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.graph import Tensor
@@ -321,7 +321,11 @@ class _Function(ast.NodeTransformer):
         self._ends = f"return {kernel}({given})"
         if kernel not in functions:  # one of these chooses a kernel, which runs its reference
             fused = self._free("fused")
-            self._asks.append(f"({fused} := {kernel}.{_OR_NONE}({given})) is None")
+            call = f"({fused} := {kernel}.{_OR_NONE}({given})) is None"
+            if len(call) + 11 > _WIDTH:  # behind `or`, twice indented
+                lines = fill(given, _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
+                call = f"({fused} := {kernel}.{_OR_NONE}(\n{indent(lines, ' ' * 8)}\n    )) is None"
+            self._asks.append(call)
             self._ends = f"return {fused}"
 
     def text(self, name: str) -> str:
