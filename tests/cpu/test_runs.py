@@ -182,7 +182,8 @@ def test_a_number_of_modules_is_given_as_the_source_counts_them(tmp_path: Path) 
                 return F.leaky_relu(skip / len(self.convs), 0.1)
         """,
     )
-    assert "div_leaky_relu(skip, len(self.convs))" in changed(patch)
+    assert "div_leaky_relu_or_eager(skip, self.convs)" in changed(patch)
+    assert "div_leaky_relu.or_none(skip, len(convs))" in asking(patch)
 
 
 def test_a_number_of_what_nothing_names_is_not_baked_in(tmp_path: Path) -> None:

@@ -183,7 +183,10 @@ class Outlines:
             functions |= {
                 edit: self.function(file, edit)
                 for edit, _ in several
-                if edit.with_statements and edit not in functions and can_be_outlined(file, edit)
+                if edit.with_statements
+                and edit not in functions
+                and edit.taken.kernel not in self.functions  # which chooses one of several kernels
+                and can_be_outlined(file, edit)
             }
             made = {edit: self._called(edit, each) for edit, each in functions.items()}
             yield from ((made.get(edit, edit), comment) for edit, comment in several)
