@@ -29,7 +29,7 @@ def selftest(file: KernelFile, small: Case, framework: Spelling | None, rulebook
         f"# For {RUNTIME}.py, by input: shape, strides (None: dense), dtype, range of integers.",
         _inputs("SMALL", small),
         _inputs("FULL", at_graph_size(file)),
-        _tolerance(small, rulebook),
+        _tolerance(small, rulebook, decides=file.expressed.decides),
     ]
     if framework:
         given = ", ".join(file.given)
@@ -61,9 +61,10 @@ def _any_of(dtype: str) -> tuple[int, int]:
     return (0, 2) if dtype == "bool" else (0, 8)
 
 
-def _tolerance(small: Case, rulebook: Rulebook) -> str:
+def _tolerance(small: Case, rulebook: Rulebook, *, decides: bool) -> str:
     """The criterion of `verify.tolerance`: errors may be `factor` times eager's, which is drawn
-    anew up to so many elements, and by dtype so many units in the last place more."""
+    anew up to so many elements, and by dtype so many units in the last place more; where the last
+    bit `decides`, a share of the elements may be further off."""
     rules = rulebook.verify.criterion
     long = small.summed > rules.long_sum.count
     held = {
@@ -72,6 +73,7 @@ def _tolerance(small: Case, rulebook: Rulebook) -> str:
         "float32": (rules.summed_ulps if long else rules.ulps).value,
         "float64": rules.float64_ulps.value,
         "narrow": rules.ulps.value,
+        **({"decided": rules.decided.value} if decides else {}),
     }
     said = ", ".join(f'"{name}": {value}' for name, value in held.items())
     return f"TOLERANCE = {{{said}}}"

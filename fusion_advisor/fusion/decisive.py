@@ -1,20 +1,23 @@
 """Values that decide something: a comparison, a rounding to whole numbers, an index.
 
 Where the last bit of a value decides a whole element, a kernel has to round as eager does: each
-result where eager stores it, and up to there by operations that round once (`Primitive.exact`).
-Then a fused decision is eager's. What a library function or a sum gives has other last bits than
-eager's; behind a store of 16 bits those are below what eager itself rounds off. There, what a sum
-is in gains nothing by being exact.
+result where eager stores it, and up to there by its exact forms. Where these are operations that
+round once (`Primitive.exact`) a fused decision is eager's. What a library function or a sum gives
+may have another last bit than eager's, in one kernel as in two. A step that is taken one value
+early is as near to the truth as eager's, and proven so (`verify.stepping`); a place, a truth or a
+draw that flips is not told from a wrong one: it is refused. Behind a store of 16 bits other last
+bits are below what eager itself rounds off: there, what a sum is in gains nothing by being exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import FLOATS, Node, Ref, Tensor
+from fusion_advisor.ir.steps import steps
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.region.builder import FLOAT_DTYPES
 from fusion_advisor.region.exprs import Expr
@@ -36,39 +39,50 @@ class Decisive:
     def flips(
         self, flow: Dataflow, exprs: Sequence[Expr], values: Mapping[Ref, int]
     ) -> Iterator[str]:
-        """Feeds that are rounded otherwise than eager's: something that they are made of, up to
-        loads and to what is rounded as eager stores it, is no operation that rounds once. `values`
-        are the numbers of the tensors' expressions."""
-        for ref, launch in self.feeds:
+        """Feeds of places, truths and draws that are rounded otherwise than eager's: something that
+        they are made of, up to loads and to what is rounded as eager stores it, is no operation
+        that rounds once. `values` are the numbers of the tensors' expressions."""
+        for ref, launch in self._picks(flow):
             behind = _behind(exprs, values[ref])
             if not all(_once(exprs[number]) for number in behind):
                 yield _named(flow, ref, launch)
 
+    def may_differ(self, exprs: Sequence[Expr], values: Mapping[Ref, int]) -> bool:
+        """Whether something that decides is made of what may have another last bit than eager's."""
+        ends = {values[ref] for ref, _ in self.feeds}
+        behind = set[int]().union(*(_behind(exprs, end, ("load",)) for end in ends))
+        return not all(_once(exprs[number]) for number in behind)
+
     def in_words(self, flow: Dataflow) -> list[str]:
-        """Every feed."""
-        return [_named(flow, ref, launch) for ref, launch in self.feeds]
+        """Every feed of a place, a truth or a draw."""
+        return [_named(flow, ref, launch) for ref, launch in self._picks(flow)]
+
+    def _picks(self, flow: Dataflow) -> list[tuple[Ref, int]]:
+        return [(ref, launch) for ref, launch in self.feeds if not steps(flow.nodes[launch].op)]
 
     def loosened(self, exprs: Sequence[Expr], values: Mapping[Ref, int]) -> list[Expr]:
-        """The expressions of a region, exact where that gives eager's bits. What a sum is in, up to
-        the next rounding, has other last bits whatever is exact there: it takes the fast forms.
-        `values` are the numbers of the tensors' expressions."""
-        ends = [expr.args[0] for expr in exprs if expr.op == "round"]
-        spans = [_behind(exprs, end) for end in {*ends, *(values[ref] for ref, _ in self.feeds)}]
-        summed = [any(_adds(exprs[number]) for number in span) for span in spans]
-        kept = set[int]().union(*(s for s, adds in zip(spans, summed, strict=True) if not adds))
-        loose = set[int]().union(*(s for s, adds in zip(spans, summed, strict=True) if adds)) - kept
+        """The expressions of a region, exact where that decides. What a sum is in, up to a rounding
+        to 16 bits, has other last bits whatever is exact there: it takes the fast forms. `values`
+        are the numbers of the tensors' expressions."""
+        kept = set[int]().union(*(_behind(exprs, values[ref]) for ref, _ in self.feeds))
+        loose = set[int]()
+        for end in (expr.args[0] for expr in exprs if expr.op == "round"):
+            span = _behind(exprs, end)
+            (loose if any(_adds(exprs[number]) for number in span) else kept).update(span)
+        loose -= kept
         return [replace(e, exact=e.exact and n not in loose) for n, e in enumerate(exprs)]
 
 
-def _behind(exprs: Sequence[Expr], value: int) -> set[int]:
+def _behind(
+    exprs: Sequence[Expr], value: int, ends: Collection[str] = ("load", "round")
+) -> set[int]:
     """A value and what it is made of, up to loads and to what is rounded as eager stores it."""
     found, waiting = set[int](), [value]
     while waiting:
         number = waiting.pop()
         if number not in found:
             found.add(number)
-            ends = exprs[number].op in ("load", "round")
-            waiting += () if ends else exprs[number].args
+            waiting += () if exprs[number].op in ends else exprs[number].args
     return found
 
 

@@ -32,8 +32,9 @@ class Expressed:
     `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
     come last), `outputs` are the stored tensors; `dims` gives every tensor inside the region its
     resolved axes, and `draws` gives every random node the number of its first draw and the tensor
-    that eager would fill. `flips` names the values that feed a discontinuous op and that the region
-    rounds otherwise than eager.
+    that eager would fill. `flips` names the values that decide a place, a truth or a draw and
+    that the region rounds otherwise than eager; with `decides` something of that kind decides, a
+    step included.
     """
 
     region: Region
@@ -43,6 +44,7 @@ class Expressed:
     dims: dict[Ref, Dims]
     draws: dict[str, tuple[int, Tensor]]
     flips: tuple[str, ...] = ()
+    decides: bool = False
     numbers: tuple[GivenNumber, ...] = ()
     """Numbers that the kernel is given beside its tensors."""
 
@@ -193,7 +195,7 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     flips = tuple(decisive.flips(flow, builder.exprs, numbers))
     return Expressed(
         region, tuple(order), border.outputs, border.members, dims, draws, flips,
-        tuple(builder.given),
+        decisive.may_differ(builder.exprs, numbers), tuple(builder.given),
     )  # fmt: skip
 
 

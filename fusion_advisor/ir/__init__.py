@@ -10,5 +10,6 @@ OFFERS = (
     "scenario",
     "source_names",
     "source_trace",
+    "steps",
 )
 """The modules that other rooms may import."""

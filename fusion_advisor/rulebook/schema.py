@@ -415,6 +415,9 @@ class CriterionRules(Table):
     float64_ulps: Ulps
     eager_elements: Elements
     """Elements of results over which eager's error is taken, at least."""
+    decided: Share
+    """Share of a result's elements that an emitted file's own check lets fall on the other side of
+    a step, where what decides may have another last bit than eager's."""
 
 
 class Verify(Table):

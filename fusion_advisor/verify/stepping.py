@@ -13,14 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusion_advisor.ir.steps import steps
 from fusion_advisor.verify.tolerance import Tensors, Truth
-
-STEPS = (
-    *("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "bucketize"),
-    *("gt", "ge", "lt", "le", "eq", "ne", "floor_divide", "remainder", "fmod"),
-)
-"""Discontinuous ops by their name without overload; `_to_copy` and `div` only where the result is
-whole numbers."""
 
 
 def truth_of(eagerly: Callable[[], Tensors], exactly: Callable[[], Tensors]) -> Truth:
@@ -96,11 +90,9 @@ def _steps(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an op of a floating tensor jumps."""
     if not (args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point()):
         return False
-    name = func._schema.name.removeprefix("aten::").rstrip("_")
-    if name == "_to_copy" or name == "to":
-        dtype = kwargs.get("dtype")
-        return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
-    return name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
+    dtype = kwargs.get("dtype")
+    whole = dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    return steps(str(func), whole=whole or kwargs.get("rounding_mode") is not None)
 
 
 class LaunchMode(TorchDispatchMode):

@@ -45,19 +45,44 @@ def test_operations_that_round_once_decide_as_in_eager(name: str, worker: Worker
     assert checked(lambda a, b: decides(a / b - a), (x(9, 70), x(9, 70)), worker) is None
 
 
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a function": torch.exp,
+    "a sum": lambda a: (a * 3.0).softmax(-1) * 5.0,
+}
+
+
+@pytest.mark.parametrize("made", FUNCTIONS)
 @pytest.mark.parametrize("name", DECIDED)
-def test_a_library_function_of_float32_is_refused(name: str) -> None:
-    decides = DECIDED[name]
-    assert refused(lambda a: decides(torch.exp(a)), x(9, 70)).startswith("exp feeds ")
+def test_a_step_may_be_told_by_a_function_or_a_sum_and_a_place_may_not(
+    name: str, made: str, worker: Worker
+) -> None:
+    """Two kernels would take it as one does; by the exact forms it is as near as eager's."""
+    decides, makes = DECIDED[name], FUNCTIONS[made]
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        return decides(makes(a))
+
+    if name == "a place":
+        assert " feeds argmax" in refused(function, x(9, 70))
+        return
+    assert refused(function, x(9, 70)) == ""
+    assert checked(function, (x(9, 70),), worker) is None
+    text = kernel_of(function, x(9, 70)).text
+    assert "libdevice.exp(" in text
+    assert '"decided": 0.001' in text
 
 
-def test_one_of_two_equal_sums_that_decides_is_refused() -> None:
+def test_what_rounds_once_decides_nothing_otherwise() -> None:
+    assert "decided" not in kernel_of(lambda a, b: torch.round(a / b), x(9, 70), x(9, 70)).text
+
+
+def test_one_of_two_equal_values_that_picks_a_place_is_refused() -> None:
     """Though the region has one value for both."""
 
     def twice(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return a.sum(-1) * 2, (a.sum(-1) > 0).float()
+        return torch.exp(a) * 2, torch.exp(a).argmax(-1)
 
-    assert refused(twice, x(30, 20)) == "sum_2 feeds gt"
+    assert refused(twice, x(30, 20)) == "exp_1 feeds argmax"
 
 
 def test_a_product_that_is_taken_away_is_not_contracted() -> None:

@@ -154,7 +154,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "its mask": (masked, (e(40, 333),), "flat"),
     "broadcast": (lambda x, b: masked(x + b), (e(7, 40, 333), e(333)), "flat"),
     "tiled": (lambda x, b: masked(x + b), (e(7, 40, 333), e(40, 1)), "tiled"),
-    "transposed": (lambda x: masked(x.transpose(1, 2) * 2), (e(3, 100, 130),), "tiled"),
+    "transposed": (lambda x: masked(x.mT.contiguous() * 2), (e(3, 100, 130),), "tiled"),
     "row": (lambda x: masked(x.softmax(-1)), (e(40, 640),), "row"),
     "odd row": (lambda x: masked(x.softmax(-1)), (e(40, 333),), "row"),
     "short rows": (lambda x: masked(x.softmax(-1)), (e(400, 5),), "row"),

@@ -1,4 +1,4 @@
-"""FA801: values that feed a discontinuous op (comparison, rounding, arg-reduction) and are rounded
+"""FA801: values that pick a place, a truth or a draw (arg-max, any, bernoulli) and are rounded
 otherwise than eager's."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from fusion_advisor.fusion.gates.base import Reading, Subject
 
 
 def measure(subject: Subject) -> Reading:
-    """Count the floating values computed inside the set that feed a discontinuous op and that a
-    kernel would round otherwise; all that feed one where the set has no region form."""
+    """Count the floating values computed inside the set that pick something and that a kernel would
+    round otherwise; all that do where the set has no region form."""
     flow, limit = subject.flow, subject.rulebook.gate("discontinuous").number("values").value
     if subject.expressed is not None:
         found = list(subject.expressed.flips)
