@@ -113,7 +113,7 @@ BODIES = {
     ),
     "one that a method reads of its module": (
         "return torch.tanh(self.norm(x)) * self.weight",
-        ("norm.eps)",),
+        (", norm.eps",),
     ),
     "what is reckoned with some": (
         "s = x.exp() * (1.0 / math.sqrt(self.cap)); return s.sigmoid() * self.weight",
