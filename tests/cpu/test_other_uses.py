@@ -591,3 +591,29 @@ def test_a_tensor_for_a_number(tmp_path: Path) -> None:
                 return torch.clamp(torch.tanh(x), self.low) * 2.0
         """
     uses(tmp_path, body, lambda m: [m.Model(torch.tensor(low))(drawn()) for low in (-0.5, 0.1)])
+
+
+def test_a_dropout_in_an_operand_is_not_asked(tmp_path: Path) -> None:
+    """It stays where it was; and what holds it may be another module later."""
+    body = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(1024)
+                self.mlp = nn.Sequential(
+                    nn.Linear(1024, 64), nn.Dropout(0.1), nn.Linear(64, 1024)
+                )
+
+            def forward(self, x, y):
+                return x + y * self.mlp(self.norm(x) * (1 + y) + x)
+        """
+
+    def use(module: Any) -> list[object]:
+        model, x, y = module.Model(), drawn(), drawn()
+        torch.manual_seed(1)
+        found = [model(x, y), model.eval()(x, y)]
+        model.mlp = nn.Identity()
+        return [*found, model(x, y)]
+
+    text = uses(tmp_path, body, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+    assert ".training" not in text
