@@ -643,7 +643,7 @@ def test_views_within_a_call_are_the_kernels(tmp_path: Path) -> None:
         """,
     )
     text = changed(patch)
-    assert "(x, norm.weight, norm.bias, scale, shift" in asking(patch)
+    assert "x, norm.weight, norm.bias, scale, shift" in asking(patch)
     assert "_or_eager(y.transpose(1, 2), x[:, :, 2]" in text
     assert patch.saved_us > 0.95 * patch.free_us
 
