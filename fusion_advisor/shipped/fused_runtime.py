@@ -68,9 +68,10 @@ class Resized(Unserved, ValueError):
 def launcher(reference, results):
     """Decorator of a function that checks what it is given, launches kernels and returns results
     and launches: it becomes one that returns the results, and an operator. A call of a layout that
-    came before is not checked again. What the kernels cannot take, None or a tensor in place of a
-    number, and what has no elements, runs the reference; without one, Unserved is raised. Where the
-    caller has statements of its own for that, it calls `or_none`, which gives None there."""
+    came before is not checked again. What the kernels cannot take, what is no tensor or no number
+    where they take one, and what has no elements, runs the reference; without one, Unserved is
+    raised. Where the caller has statements of its own for that, it calls `or_none`, which gives
+    None there."""
 
     def register(made):
         signature = inspect.signature(made)
@@ -79,9 +80,8 @@ def launcher(reference, results):
 
         def attempt(instead, *given):
             tensors, numbers = given[:count], given[count:]
-            for number in numbers if reference else ():
-                if not isinstance(number, (float, int)):
-                    return fall_back(f"{type(number).__name__}, no number", run, instead, *given)
+            if reference and (problem := misfit(given, count)):
+                return fall_back(problem, run, instead, *given)
             layout, plan = plan_of(run, *tensors, numbers=numbers)
             if plan is not None:
                 return do_again(plan, *given)
@@ -104,7 +104,7 @@ def launcher(reference, results):
 
         def or_none(*given):
             traced = is_dynamo_compiling() or isinstance(given[0], TRACED)
-            return asked(made, run, *given) if traced else attempt(None, *given)
+            return asked(made, run, count, *given) if traced else attempt(None, *given)
 
         run.reference, run.or_none = reference, or_none
         return registered(results)(run)
@@ -135,17 +135,29 @@ def registered(results):
     return register
 
 
-def asked(made, launcher, *given):
+NUMBERS = float, int, torch.SymFloat, torch.SymInt
+
+
+def misfit(given, count):
+    """Reason why a launcher cannot take what it is given: something is no tensor among the first,
+    or no number behind them; None where all is."""
+    for place, each in enumerate(given):
+        if not isinstance(each, torch.Tensor if place < count else NUMBERS):
+            return f"{type(each).__name__}, no {'tensor' if place < count else 'number'}"
+    return None
+
+
+def asked(made, launcher, count, *given):
     """Call a launcher's operator while it is traced, or None where the kernels cannot take what it
     is given: the caller's statements are traced then."""
     try:
-        made(*given)
+        if not misfit(given, count):
+            made(*given)
     except Unlaunched:
         return launcher.operator(*given)
     except Unserved:
-        return noted(
-            launcher.__module__, launcher.__name__, "it is traced with what no kernel takes"
-        )
+        pass
+    return noted(launcher.__module__, launcher.__name__, "it is traced with what no kernel takes")
 
 
 def require(version):
@@ -243,7 +255,11 @@ def trained(backward, reference, gradients, results):
                 return tuple(found[name] if needed else None for name, needed in asked)
 
         def attempt(instead, *tensors):
+            if problem := misfit(tensors, len(names)):
+                return fall_back(problem, run, instead, *tensors)
             try:
+                if transformed():
+                    refuse("torch.func transforms what runs")
                 if not torch.is_grad_enabled() or True not in [x.requires_grad for x in tensors]:
                     made, _ = forward(*tensors)
                     return made if results > 1 else made[0]
@@ -259,14 +275,16 @@ def trained(backward, reference, gradients, results):
         def call(*tensors):
             return attempt(reference, *tensors)
 
+        def traced(tensors):
+            traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
+            return traced and not misfit(tensors, len(names))
+
         @functools.wraps(forward)
         def run(*tensors):
-            traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
-            return run.operator(*tensors) if traced else call(*tensors)
+            return run.operator(*tensors) if traced(tensors) else call(*tensors)
 
         def or_none(*tensors):
-            traced = is_dynamo_compiling() or isinstance(tensors[0], TRACED)
-            return run.operator(*tensors) if traced else attempt(None, *tensors)
+            return run.operator(*tensors) if traced(tensors) else attempt(None, *tensors)
 
         name = operator_name(forward)
         if not hasattr(torch.ops.fusion_advisor, name):
@@ -387,6 +405,14 @@ def held_to(name, tensor, dim, size):
         )
 
 
+def transformed():
+    """Whether forward-mode gradients are made, or torch.func transforms what runs: tensors may be
+    others than they seem."""
+    if forward_ad._current_level >= 0:
+        return True
+    return not is_dynamo_compiling() and torch._C._functorch.maybe_current_level() is not None
+
+
 def serves(name, tensor, dtype, shape, stride):
     """Reason why a kernel cannot take this tensor; None when it can."""
     if (
@@ -395,7 +421,7 @@ def serves(name, tensor, dtype, shape, stride):
         and tensor.shape == shape
         and tensor.stride() == stride
         and not (tensor.requires_grad and torch.is_grad_enabled())
-        and forward_ad._current_level < 0
+        and not transformed()
     ):
         return None
     if not (tensor.is_cuda or interpreted()):
@@ -404,8 +430,8 @@ def serves(name, tensor, dtype, shape, stride):
         return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
-    if forward_ad._current_level >= 0:
-        return f"{name} may have a tangent: forward-mode gradients are on"
+    if transformed():
+        return f"{name} may have a tangent or a hidden dimension: torch.func transforms what runs"
     if tensor.dtype != dtype:
         return f"{name} has dtype {tensor.dtype}, not {dtype}"
     if tuple(tensor.shape) != tuple(shape):
@@ -453,11 +479,13 @@ def noted(module, name, problem):
 def fall_back(problem, launcher, reference, *given):
     """Run the reference instead, if there is one; else None."""
     noted(launcher.__module__, launcher.__name__, problem)
-    device = given[0].device.type
+    if reference is None:
+        return None
+    device = next((x.device.type for x in given if isinstance(x, torch.Tensor)), "cpu")
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return reference and reference(*given)
+        return reference(*given)
     with torch.autocast(device, enabled=False):  # the casts are made already
-        return reference and reference(*given)
+        return reference(*given)
 
 
 # -- launches --------------------------------------------------------------------------------------
@@ -558,6 +586,8 @@ def plan_of(launcher, *tensors, numbers=()):
         # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
         traced = is_dynamo_compiling() or (traced and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
+    if transformed():
+        return None, None
     layout = [(launcher, *numbers)]
     for tensor in tensors:
         shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
@@ -569,7 +599,7 @@ def plan_of(launcher, *tensors, numbers=()):
     ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
     for pointer in pointers:
         ends |= pointer
-    graded = (torch.is_grad_enabled() and True in layout[5::5]) or forward_ad._current_level >= 0
+    graded = torch.is_grad_enabled() and True in layout[5::5]
     if ends % 16 or graded or layout[4] != torch.cuda.current_device():
         return None, None
     return layout, (pointers, plan)

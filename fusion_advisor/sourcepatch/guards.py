@@ -504,9 +504,9 @@ class Guards:
 
     def _dropping(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
         """Conditions that a dropout trains which dropped nothing when the model was captured: its
-        share may be another one later."""
+        share may be another one later. One in an operand stays as it was."""
         for node in self._replaced(edit):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call) or edit.keeps(span_of(node)):
                 continue
             path = held_path(node.func, names)
             held = None if path is None else self.sources.trail.modules.get(path)

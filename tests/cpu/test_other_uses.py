@@ -591,3 +591,87 @@ def test_a_tensor_for_a_number(tmp_path: Path) -> None:
                 return torch.clamp(torch.tanh(x), self.low) * 2.0
         """
     uses(tmp_path, body, lambda m: [m.Model(torch.tensor(low))(drawn()) for low in (-0.5, 0.1)])
+
+
+OPERANDS = """
+class Model(nn.Module):
+    def __init__(self, **chosen):
+        super().__init__()
+        self.norm, self.by = nn.LayerNorm(1024, **chosen), 0.5
+
+    def forward(self, x, y):
+        return self.norm(torch.tanh(x + y * self.by)) * 2.0
+"""
+
+
+def with_others(model: Any, x: torch.Tensor, y: Any) -> list[object]:
+    """Results with a number for a tensor, and with a tensor for a number that the model holds."""
+    found = [model(x, y), model(x, 2.0)]
+    model.by = torch.tensor(0.5)
+    return [*found, model(x, y)]
+
+
+def test_numbers_and_nothing_in_place_of_tensors(tmp_path: Path) -> None:
+    """A norm without weights, and a number that is added where the capture had a tensor."""
+
+    def use(module: Any) -> list[object]:
+        without, x, y = module.Model(elementwise_affine=False).eval(), drawn(), drawn()
+        return [*with_others(without, x, y), *with_others(module.Model().eval(), x, y)]
+
+    uses(tmp_path, OPERANDS, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+
+
+def test_tensors_in_place_of_numbers_are_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels could run, tracers ask the same."""
+
+    def use(module: Any) -> list[object]:
+        x, y, found = drawn(), drawn(), list[object]()
+        held, without = module.Model().eval(), module.Model(elementwise_affine=False).eval()
+        held.by = nn.Parameter(torch.tensor(0.5))
+        for model in (held, without):
+            with torch.no_grad():
+                found.append(torch.export.export(model, (x, y), strict=False).module()(x, y))
+        return found
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    uses(tmp_path, OPERANDS, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+
+
+def test_what_torch_func_transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have a dimension more than they show there, or no place in memory."""
+
+    def use(module: Any) -> list[object]:
+        model, x, y = module.Model().eval().requires_grad_(False), drawn(), drawn()
+        scaled = torch.func.grad(lambda by: (model(x, y * 2.0) * by).sum())
+        return [torch.vmap(model)(x, y), scaled(drawn(1024))]
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    uses(tmp_path, OPERANDS, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+
+
+def test_a_dropout_in_an_operand_is_not_asked(tmp_path: Path) -> None:
+    """It stays where it was; and what holds it may be another module later."""
+    body = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(1024)
+                self.mlp = nn.Sequential(
+                    nn.Linear(1024, 64), nn.Dropout(0.1), nn.Linear(64, 1024)
+                )
+
+            def forward(self, x, y):
+                return x + y * self.mlp(self.norm(x) * (1 + y) + x)
+        """
+
+    def use(module: Any) -> list[object]:
+        model, x, y = module.Model(), drawn(), drawn()
+        torch.manual_seed(1)
+        found = [model(x, y), model.eval()(x, y)]
+        model.mlp = nn.Identity()
+        return [*found, model(x, y)]
+
+    text = uses(tmp_path, body, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
+    assert ".training" not in text
