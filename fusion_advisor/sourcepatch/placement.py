@@ -35,7 +35,13 @@ from fusion_advisor.ir.graph import Node, Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
-from fusion_advisor.sourcepatch.editing.outline import Choice, KernelRun, Outlines, choice
+from fusion_advisor.sourcepatch.editing.outline import (
+    BY_SIZE,
+    Choice,
+    KernelRun,
+    Outlines,
+    choice,
+)
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sequential import folded
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, span_of
@@ -681,7 +687,7 @@ def _edits(
         return _Chosen(edits, served)
     if choosing:
         return _Chosen(edits, served, choice(choosing, runs))
-    choosing = f"{finding.name}_by_size"
+    choosing = f"{finding.name}{BY_SIZE}"
     return _edits(placement, finding, package, chosen, others, choosing, only_dtype=only_dtype)
 
 

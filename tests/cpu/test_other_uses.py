@@ -675,3 +675,40 @@ def test_a_dropout_in_an_operand_is_not_asked(tmp_path: Path) -> None:
 
     text = uses(tmp_path, body, use, shape="8, 32, 1024), torch.empty(8, 32, 1024")
     assert ".training" not in text
+
+
+CHANNELS = """
+class Block(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.norm, self.out = nn.GroupNorm(8, width), nn.Conv2d(width, out, 1)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return self.out(h * torch.sigmoid(h))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Block(64, 128), Block(128, 64)
+
+    def forward(self, x):
+        return self.two(self.one(x))
+"""
+
+
+def test_kernels_that_are_chosen_by_size_leave_the_rest_to_the_statements(tmp_path: Path) -> None:
+    """A weight whose elements lie apart: torch's function copies it first, and its op does not."""
+
+    def use(module: Any) -> list[object]:
+        model, found = module.Model().eval(), list[object]()
+        for norm in (model.one.norm, model.two.norm):
+            norm.weight = nn.Parameter(torch.stack([torch.rand(norm.num_channels)] * 2, -1)[..., 0])
+        found.append(model(drawn(2, 64, 5, 3)))
+        model.one.norm.weight = None
+        return [*found, model(drawn(2, 64, 5, 3))]
+
+    text = uses(tmp_path, CHANNELS, use, shape="8, 64, 32, 32")
+    chosen = text.partition('"""The same computation, by sizes and strides."""')[2]
+    assert chosen.partition("\n\n\n")[0].count(".or_none(") == 2

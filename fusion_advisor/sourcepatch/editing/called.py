@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import SEQUENTIAL, Activation
 from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
@@ -165,8 +166,9 @@ class Called:
             match statement:
                 case ast.If(test):
                     held = self._began(statement.body[0], number)
-                    test = asked_beside_kernel(test)
-                    found += [_Choice(test, held)] if test else []
+                    ours = asks(self._file(number).path)
+                    asked = asked_beside_kernel(test) if ours else test
+                    found += [_Choice(asked, held)] if asked else []
                     branch = statement.body if held else statement.orelse
                     why = self._ran(branch, number, function, found)
                 case ast.Assert(test):

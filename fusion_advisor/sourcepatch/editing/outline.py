@@ -29,6 +29,8 @@ _SAYS = '''"""Calls of kernels. Where one would compute something else, or canno
 given, the model's own statements run, which it replaced. Written by fusion-advisor."""'''
 _WIDTH = 100
 _OR_EAGER, _OR_NONE = "_or_eager", "or_none"
+BY_SIZE = "_by_size"
+"""End of the names of functions that choose a kernel."""
 _SOMETIMES = (
     ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
     ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom,
@@ -145,6 +147,7 @@ class Outlines:
         }
         """Their texts, by their names."""
         self._stood = dict(self.functions)
+        self._choices: dict[str, tuple[Choice, Sequence[str]]] = {}
 
     @property
     def text(self) -> str:
@@ -160,12 +163,26 @@ class Outlines:
 
     def choose(self, one: Choice, given: Sequence[str]) -> None:
         """Add the function of a choice; `given` are the names of its operands."""
-        call = f"({', '.join(given)})"
-        lines = [f"def {one.name}{call}:", '    """The same computation, by sizes and strides."""']
-        for case, kernel in one.cases[:-1]:
-            lines += [f"    if {case.format(*given)}:", f"        return {kernel}{call}"]
-        self.functions[one.name] = "\n".join([*lines, f"    return {one.cases[-1][1]}{call}"])
+        self._choices[one.name] = one, given
+        self._choose(one.name, one, given, f".{_OR_NONE}")
         self._imports |= {kernel: f"from .{kernel} import {kernel}" for kernel in one.kernels}
+
+    def _choose(self, name: str, one: Choice, given: Sequence[str], way: str) -> None:
+        call = f"({', '.join(given)})"
+        lines = [f"def {name}{call}:", '    """The same computation, by sizes and strides."""']
+        for case, kernel in one.cases[:-1]:
+            lines += [f"    if {case.format(*given)}:", f"        return {kernel}{way}{call}"]
+        self.functions[name] = "\n".join([*lines, f"    return {one.cases[-1][1]}{way}{call}"])
+
+    def _in_place(self, edit: Edit) -> Edit:
+        """An edit whose statements stay: of several kernels it calls one that runs its reference
+        where it cannot take what it is given."""
+        name = edit.taken.kernel
+        if name not in self._choices:
+            return edit
+        plain = f"{name}_or_reference"
+        self._choose(plain, *self._choices[name], "")
+        return _calling(edit, edit.taken.call.replace(f".{name}(", f".{plain}(", 1))
 
     def outlined(
         self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
@@ -177,27 +194,31 @@ class Outlines:
             try:
                 functions = {e: self.function(file, e) for e, _ in several if e.guard}
             except NotPlaced as reason:
+                several = [(self._in_place(edit), comment) for edit, comment in several]
                 yield from several
                 yield several[0][0], f"fusion-advisor: the statements stay, for {reason}"
                 continue
             functions |= {
                 edit: self.function(file, edit)
                 for edit, _ in several
-                if edit.with_statements
+                if (edit.with_statements or edit.taken.kernel in self._choices)
                 and edit not in functions
-                and edit.taken.kernel not in self.functions  # which chooses one of several kernels
                 and can_be_outlined(file, edit)
             }
             made = {edit: self._called(edit, each) for edit, each in functions.items()}
-            yield from ((made.get(edit, edit), comment) for edit, comment in several)
+            for edit, comment in several:
+                yield made.get(edit) or self._in_place(edit), comment
 
     def function(self, file: SourceFile, edit: Edit) -> _Function:
         """The function of an edit. NotPlaced where there can be none."""
         kernel = edit.taken.kernel
         if edit.steering:
             raise NotPlaced("a branch is among them")
-        every = kernel in self.functions or kernel in self._trained
-        made = _Function(file, edit, self._imports, self._kernels, self.functions, every=every)
+        every = kernel in self._trained
+        way = "" if kernel in self._choices else f".{_OR_NONE}"
+        made = _Function(
+            file, edit, self._imports, self._kernels, self.functions, f"{kernel}{way}", every=every
+        )
         made.imports["torch"] = "import torch"
         if kernel not in self.functions:
             made.imports[kernel] = f"from .{kernel} import {kernel}"
@@ -214,13 +235,16 @@ class Outlines:
         self._imports |= function.imports
         package = taken.call.partition(f".{taken.kernel}(")[0]
         call = f"{package}.{name}({', '.join(function.given)})"
+        return replace(_calling(edit, call), guard="")
 
-        def calling(texts: Sequence[tuple[Span, str]]) -> tuple[tuple[Span, str], ...]:
-            return tuple((span, text.replace(taken.call, call)) for span, text in texts)
 
-        return replace(
-            edit, replaced=calling(edit.replaced), inserted=calling(edit.inserted), guard=""
-        )
+def _calling(edit: Edit, call: str) -> Edit:
+    """An edit with another call in place of its own."""
+
+    def instead(texts: Sequence[tuple[Span, str]]) -> tuple[tuple[Span, str], ...]:
+        return tuple((span, text.replace(edit.taken.call, call)) for span, text in texts)
+
+    return replace(edit, replaced=instead(edit.replaced), inserted=instead(edit.inserted))
 
 
 def can_be_outlined(file: SourceFile, edit: Edit) -> bool:
@@ -254,8 +278,8 @@ def asked_beside_kernel(test: ast.expr) -> ast.expr | None:
     """Condition without its question whether a kernel serves: kernel and statements compute the
     same. None where that is all of it."""
     match test:
-        case ast.Compare(ast.NamedExpr(value=ast.Call(ast.Attribute(attr=name)))) if (
-            name == _OR_NONE
+        case ast.Compare(ast.NamedExpr(value=ast.Call(func))) if ast.unparse(func).endswith(
+            (f".{_OR_NONE}", BY_SIZE)
         ):
             return None
         case ast.BoolOp(ast.Or() as joined, values):
@@ -292,6 +316,7 @@ class _Function(ast.NodeTransformer):
         imported: Mapping[str, str],
         kernels: Collection[str],
         functions: Collection[str],
+        launcher: str,
         *,
         every: bool,
     ) -> None:
@@ -317,19 +342,17 @@ class _Function(ast.NodeTransformer):
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(self._numbers[part.statement] for part in self._parts)
-        given, kernel = ", ".join(operands), self._taken.kernel
+        given = ", ".join(operands)
         asked = [each for each in edit.conditions if every or each not in edit.asked_too]
         self._asks = [self._asked(_expression(each)) for each in asked]
         self._lines = [*self._statements()]
-        self._ends = f"return {kernel}({given})"
-        if kernel not in functions:  # one of these chooses a kernel, which runs its reference
-            fused = self._free("fused")
-            call = f"({fused} := {kernel}.{_OR_NONE}({given})) is None"
-            if len(call) + 11 > _WIDTH:  # behind `or`, twice indented
-                lines = fill(given, _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
-                call = f"({fused} := {kernel}.{_OR_NONE}(\n{indent(lines, ' ' * 8)}\n    )) is None"
-            self._asks.append(call)
-            self._ends = f"return {fused}"
+        fused = self._free("fused")
+        call = f"({fused} := {launcher}({given})) is None"
+        if len(call) + 11 > _WIDTH:  # behind `or`, twice indented
+            lines = fill(given, _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
+            call = f"({fused} := {launcher}(\n{indent(lines, ' ' * 8)}\n    )) is None"
+        self._asks.append(call)
+        self._ends = f"return {fused}"
 
     def text(self, name: str) -> str:
         """The function, under a name."""
