@@ -135,19 +135,24 @@ class Guards:
         served: Sequence[Dataflow] = (),
     ) -> str:
         """Condition that tensors have sizes as they have in some graphs at other sizes: another
-        than captured, or one element. It asks as little as tells all of them, and of that what is
-        so in the fewest graphs that are `served`. Raises NotPlaced where no name tells one."""
+        than captured, or one element; and whether they have these dimensions. It asks as little as
+        tells all of them, and of that what is so in the fewest graphs that are `served`. Raises
+        NotPlaced where no name tells one."""
         tensors, asks = self.flow.annotated.tensors, dict[str, _Ask]()
+        ranks = dict[str, str]()
         for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
             ref = self.sources.value(word)
-            for dim, size in enumerate(tensors[ref].shape if ref else ()):
-                asks |= {ask.text(name): ask for ask in _asked(ref, dim, size)}
+            shape = tensors[ref].shape if ref else ()
+            for dim, size in enumerate(shape):
+                more = {ask.text(name): ask for ask in _asked(ref, dim, size)}
+                asks |= more
+                ranks |= dict.fromkeys(more, f"{name}.dim() != {len(shape)}")
         found = _telling(asks, others, served)
         if not found:
             raise NotPlaced(
                 f"line {edit.lines[0]}: it serves one size alone, which no name has there"
             )
-        return " or ".join(found)
+        return " or ".join(dict.fromkeys(part for text in found for part in (ranks[text], text)))
 
     def telling(
         self, edit: Edit, some: Sequence[SourcePlace], others: Sequence[SourcePlace]

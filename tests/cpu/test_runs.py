@@ -455,3 +455,22 @@ def test_a_model_that_is_a_sequential_of_ones_own_blocks(tmp_path: Path) -> None
         """,
     )
     assert "fused_model.rms_norm" in text
+
+
+def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
+    """An operand of another rank has no such size: the statements run."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.proj = nn.Linear(1024, 1024)
+
+            def forward(self, x, y):
+                return F.cosine_similarity(self.proj(x), y, dim=-1) * 2.0
+        """,
+        shape="8, 32, 1024), torch.empty(8, 32, 1024",
+        resized=True,
+    )
+    assert "y.dim() != 3 or y.size(2) != 1024" in " ".join(asking(patch).split())
