@@ -200,14 +200,18 @@ class Guards:
     def is_composite(self, block: Block, edit: Edit) -> bool:
         """Whether one expression that an edit replaces launches several ops in some run of a block:
         torch's own code then decides which."""
-        position = self.flow.position
-        return any(
-            sum(self.flow.launches(position[node.name]) for node in made) > 1
-            for place, held in self.sources.held.items()
-            if place.block == block
-            for step, standing in held.items()
-            if edit.takes(standing.span) and len(made := self.sources.made.get(step, ())) > 1
-        )
+        return any(map(edit.takes, self._composite[block]))
+
+    @cached_property
+    def _composite(self) -> Mapping[Block, set[Span]]:
+        """Places of the expressions that launch several ops, by block."""
+        found, position = defaultdict[Block, set[Span]](set), self.flow.position
+        for place, held in self.sources.held.items():
+            for step, standing in held.items():
+                made = self.sources.made.get(step, ())
+                if sum(self.flow.launches(position[node.name]) for node in made) > 1:
+                    found[place.block].add(standing.span)
+        return found
 
     def of_held(
         self,

@@ -190,8 +190,7 @@ class Placement:
             if all(self._refused_by_shape(expressed, flow) for flow in unserved):
                 asked_too |= {*told.split(" or ")}
         held = [] if self.operators else self._held(decision, expressed)
-        sized = [*self._guards.of_held(place, edit, held, operands)]
-        asked_too |= {*sized}
+        asked_too |= {*self._guards.of_held(place, edit, held, operands)}
         more = self.backward_held.get(expressed.form, ()) if self.backward_held else ()
         held += [(expressed.inputs[n], d) for n, d in more if (expressed.inputs[n], d) not in held]
         self._refuse_renumbered(held, renumbered)
