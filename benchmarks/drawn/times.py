@@ -4,11 +4,11 @@
     python -m benchmarks.drawn.times --table [SEED ...]
 
 Each module of `draw.py` runs under eager, under `torch.compile` (default, and max-autotune without
-CUDA graphs) and with our kernels alone (`inner="eager"`: every accepted group, the rest as eager
-launches it), in the rules' configuration and in one that the GPU chose (`tune="now"`). Ours are
-held to a float64 run, then all are timed in turn: medians, a cold L2, the host hidden. Everything
-is compiled ahead, in parallel; what a stopwatch chose meanwhile is forgotten, and chosen again
-while nothing else runs.
+CUDA graphs), under our backend as it is, and with our kernels alone (`inner="eager"`: every
+accepted group, the rest as eager launches it), in the rules' configuration and in one that the GPU
+chose (`tune="now"`). Ours are held to a float64 run, then all are timed in turn: medians, a cold
+L2, the host hidden. Everything is compiled ahead, in parallel; what a stopwatch chose meanwhile is
+forgotten, and chosen again while nothing else runs.
 
 The seed is the first eight digits of the commit that is measured. Rows go to results/times.jsonl,
 one a module, and a run goes on where the last one of its seed and commit ended. `--table` says what
@@ -44,7 +44,8 @@ from .__main__ import HERE, called, drawn_module
 RESULTS = HERE.parent / "results" / "times.jsonl"
 LEAST_US = 100
 RIVALS = ("eager", "compile", "max-autotune")
-OURS, TUNED = OWN = ("ours", "tuned")
+BACKEND, OURS, TUNED = "backend", "ours", "tuned"
+OWN = (OURS, TUNED, BACKEND)
 
 Row = dict[str, Any]
 
@@ -68,7 +69,8 @@ def ways(model: Any) -> dict[str, Callable[..., Any]]:
         options = {"inner": "eager", "tune": tune}
         return torch.compile(model, dynamic=False, backend=partial(fusion_advisor, options=options))
 
-    return {**rivals(model), OURS: ours("off"), TUNED: ours("now")}
+    whole = torch.compile(model, dynamic=False, backend=fusion_advisor)
+    return {**rivals(model), BACKEND: whole, OURS: ours("off"), TUNED: ours("now")}
 
 
 def built(seed: str, number: int) -> tuple[str, Any, tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""The cases: parts of captured graphs that stand alone, and the kernels that replace them."""
+"""The cases: parts of drawn modules that stand alone, and the kernels that replace them."""
 
 # torch and Triton are typed in places only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import multiprocessing
-import pickle
 import re
 import signal
 import sys
@@ -31,36 +30,27 @@ from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.codec import from_json, to_json
 
-from . import series
+from ..drawn.__main__ import drawn_module
+from .operators import drawn
 
 DEVICE = "h200"
-GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")
-"""The problems that the predictions are judged on."""
-
-SERIES = "series_"
-"""What the names of the series' problems begin with."""
-
-ALIKE = 2
-"""Cases of one problem with the same operators that the fit sees: a network repeats its blocks."""
 SECONDS = 120
-"""Of analysis for one graph."""
+"""Of analysis for one module."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A part of a graph that stands alone, and the kernel that replaces it.
+    """A part of a module that stands alone, and the kernel that replaces it.
 
-    `name` is the problem and a number; `graph` has the inputs as its first nodes; `ranges` bounds
-    the values of integer inputs, by their node. `text` is empty where no kernel is emitted.
-    `accepted` and `gate` are the chapter's verdict and the gate that decides; `weight` counts the
-    places at which the goal set has this very case.
+    `name` is the module and a number or a launch; `graph` has the inputs as its first nodes;
+    `ranges` bounds the values of integer inputs, by their node. `text` is empty where no kernel is
+    emitted. `accepted` and `gate` are the chapter's verdict and the gate that decides.
     """
 
     name: str
     graph: str
     launches: int
     bytes: int
-    weight: int = 1
     accepted: bool = False
     gate: str = ""
     schedule: str = ""
@@ -69,115 +59,64 @@ class Case:
     inputs: tuple[tuple[str, int], ...] = ()
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
-    @property
-    def problem(self) -> str:
-        return self.name.split("/", maxsplit=1)[0]
-
-    @property
-    def goal(self) -> bool:
-        return bool(GOAL.match(self.problem))
-
-    @property
-    def of_series(self) -> bool:
-        """Is it a pattern of the series?"""
-        return self.problem.startswith(SERIES)
-
-    @property
-    def reported(self) -> bool:
-        """Is it of the half of the goal set that no fit ever sees? By a hash of the problem's name:
-        the parts of one problem are alike."""
-        return self.goal and hashlib.sha256(self.problem.encode()).digest()[0] % 2 == 0
-
 
 def run(arguments: argparse.Namespace) -> int:
-    """Every distinct case of every graph, weighted; launches of kept cases are cases themselves. Of
-    graphs that are neither in the goal set nor of the series the kernels, a few of each kind."""
-    files = sorted(arguments.graphs.glob("*.pkl")) or sorted(arguments.graphs.glob("*.json"))
-    files = [f for f in files if re.search(arguments.only, f.stem)]
-    # The goal set names a case that others have, too.
-    files.sort(key=lambda f: not GOAL.match(f.stem))
+    """Every distinct case of the modules of some seeds."""
+    jobs = [
+        (seed, number, operators)
+        for seed in arguments.seeds
+        for operators, count in ((False, arguments.count), (True, arguments.operators))
+        for number in range(count)
+    ]
     kept: dict[str, Case] = {}
-    weights: dict[str, int] = {}
     context = multiprocessing.get_context("spawn")
     with context.Pool(arguments.processes, maxtasksperchild=20) as pool:
-        uses = [(p.name, use) for p in series.patterns() for use in range(len(p.shapes))]
-        sources: list[Source] = [*files, *uses]
-        alike: dict[tuple[str, ...], int] = {}
-        done = pool.imap(_cases_of, sources)
-        for source, (problem, found, failure) in zip(sources, done, strict=True):
+        for job, (found, failure) in zip(jobs, pool.imap(_cases_of, jobs), strict=True):
             if failure:
-                print(f"{problem}: {failure}", flush=True)
+                print(f"{job}: {failure}", flush=True)
             for case, key in found:
-                if key not in kept:
-                    if isinstance(source, Path) and not case.goal and not _further(case, alike):
-                        continue
-                    kept[key] = case
-                    weights[key] = 0
-                if GOAL.match(problem) or not kept[key].goal:
-                    weights[key] += case.weight
-    with arguments.out.open("w") as out:
-        for key, case in kept.items():
-            content = {**asdict(case), "weight": weights[key]}
-            out.write(json.dumps(content) + "\n")
+                kept.setdefault(key, case)
+    arguments.out.write_text("".join(json.dumps(asdict(case)) + "\n" for case in kept.values()))
     kernels = [case for case in kept.values() if case.text]
     accepted = sum(case.accepted for case in kernels)
     print(f"{len(kept)} cases, {len(kernels)} with a kernel, {accepted} of them accepted")
     return 0
 
 
-def _further(case: Case, alike: dict[tuple[str, ...], int]) -> bool:
-    """Is it a kernel, and one of the first few of its problem with the same operators?"""
-    nodes = from_json(Graph, case.graph).nodes
-    key = (case.problem, case.schedule, *(node.op for node in nodes if node.kind == "call"))
-    alike[key] = alike.get(key, 0) + 1
-    return bool(case.text) and alike[key] <= ALIKE
-
-
-Source = Path | tuple[str, int]
-"""A file with a graph, or a pattern of the series and the number of its use."""
-
-
-def _cases_of(source: Source) -> tuple[str, list[tuple[Case, str]], str]:
-    """The cases of one graph, each with what makes it the same as another."""
+def _cases_of(job: tuple[str, int, bool]) -> tuple[list[tuple[Case, str]], str]:
+    """The cases of one module, or of an operator alone, each with what makes it the same as
+    another."""
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"longer than {SECONDS} s")
 
     sys.setrecursionlimit(10_000)
-    problem = source.stem if isinstance(source, Path) else f"{SERIES}{source[0]}_{source[1]}"
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:
-        return problem, _analysed(problem, _graph_of(source)), ""
+        return _analysed(*_graph_of(*job)), ""
     except Exception as error:  # noqa: BLE001 a fault of ours, to be listed as such
-        return problem, [], f"{type(error).__name__}: {str(error)[:200]}"
+        return [], f"{type(error).__name__}: {str(error)[:200]}"
     finally:
         signal.alarm(0)
 
 
-def _graph_of(source: Source) -> Graph:
-    if isinstance(source, Path):
-        content = source.read_bytes()
-        return pickle.loads(content) if source.suffix == ".pkl" else from_json(Graph, content)
+def _graph_of(seed: str, number: int, operators: bool) -> tuple[str, Graph]:
     import torch
 
     from fusion_advisor.frontend.child import capture_module
     from fusion_advisor.frontend.user_model import HostFakeMode
 
-    name, use = source
-    pattern = next(p for p in series.patterns() if p.name == name)
-    dtype = torch.bfloat16 if use % 2 else torch.float32
-    module = torch.nn.Module()
-    module.forward = pattern.function
+    if operators:
+        with HostFakeMode(), torch.no_grad():
+            name, module, given = drawn(seed, number)
+            return name, capture_module(module, (given,))
+    name, source = drawn_module(seed, number)
     with HostFakeMode():
-        inputs = tuple(
-            torch.empty(shape, dtype=torch.int64 if n in pattern.integers else dtype)
-            for n, shape in enumerate(pattern.shapes[use])
-        )
-    return capture_module(module, inputs)
+        return name, capture_module(source.Model().eval(), tuple(source.get_inputs()))
 
 
-def _analysed(problem: str, graph: Graph) -> list[tuple[Case, str]]:
+def _analysed(module: str, graph: Graph) -> list[tuple[Case, str]]:
     rules = load_rulebook()
     flow = dataflow(graph, rules.device(DEVICE))
     grouping = fuse(flow, rules).grouping
@@ -186,8 +125,7 @@ def _analysed(problem: str, graph: Graph) -> list[tuple[Case, str]]:
     for one in (*grouping.groups, *grouping.candidates):
         if one.decision.subject.plan is None:
             continue
-        name = f"{problem}/{len(found)}"
-        found.append(_case(flow, one.decision, name, len(one.instances), rules))
+        found.append(_case(flow, one.decision, f"{module}/{len(found)}", rules))
         alone |= dict.fromkeys(one.decision.subject.launches)
     for number, node in enumerate(flow.nodes):
         cost = flow.annotated.costs[node.name]
@@ -198,14 +136,12 @@ def _analysed(problem: str, graph: Graph) -> list[tuple[Case, str]]:
         kind = flow.annotated.classes[flow.nodes[number].name]
         if kind not in seen:
             seen.add(kind)
-            name = f"{problem}/{flow.nodes[number].name}"
-            found.append(_case(flow, decide(flow, [number], rules), name, 1, rules))
+            name = f"{module}/{flow.nodes[number].name}"
+            found.append(_case(flow, decide(flow, [number], rules), name, rules))
     return found
 
 
-def _case(
-    flow: Dataflow, decision: Decision, name: str, weight: int, rules: Rulebook
-) -> tuple[Case, str]:
+def _case(flow: Dataflow, decision: Decision, name: str, rules: Rulebook) -> tuple[Case, str]:
     subject = decision.subject
     part, renamed = _cut(flow, subject.launches)
     graph = to_json(part)
@@ -245,7 +181,6 @@ def _case(
         graph=graph,
         launches=len(subject.launches),
         bytes=decision.unfused_bytes,
-        weight=weight,
         accepted=decision.accepted,
         gate=deciding.name if deciding else "",
         **made,
@@ -293,6 +228,7 @@ def _cut(flow: Dataflow, launches: Iterable[int]) -> tuple[Graph, dict[Ref, Ref]
 
 
 def read(file: Path, only: str = "") -> list[Case]:
+    """The cases of a file whose names the pattern `only` is found in."""
     cases = [from_json(Case, line) for line in file.read_text().splitlines()]
     return [case for case in cases if re.search(only, case.name)]
 

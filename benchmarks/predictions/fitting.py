@@ -1,8 +1,7 @@
-"""Fit the figures of the time model to what was measured."""
+"""What was timed beside what is predicted, and the fit of `rules/predict.toml`."""
 
-# torch and Triton are typed in places only.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# torch is typed in places only.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +18,7 @@ from torch import Tensor
 from fusion_advisor.fusion.decide import Decision, fused_of
 from fusion_advisor.perfmodel.model import Work, call_us, launch_us
 from fusion_advisor.perfmodel.workload import eager_works, fused_works
-from fusion_advisor.rulebook.devices import Device, Speed, Times
+from fusion_advisor.rulebook.devices import Device, Times
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.quantities import Number
 from fusion_advisor.rulebook.schema import Rulebook
@@ -33,144 +30,89 @@ from .gpu import Timed
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured of a case, and what it is predicted from: `fused` is empty for a case
-    without a kernel, times are 0 where there is none."""
+    """What was measured of a case, and what it is predicted from: `fused` is empty and its time 0
+    for a case without a kernel."""
 
     case: Case
+    decision: Decision
     eager: tuple[Work, ...]
     fused: tuple[Work, ...]
     eager_us: float
     kernel_us: float
-    compiled_us: float
-    beside_us: float
-    """The kernel's, when torch.compile's was measured."""
     failure: str
-    decision: Decision
+
+    @property
+    def module(self) -> str:
+        return self.case.name.partition("/")[0]
 
 
-def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[Sample]:
+def samples(cases: Path, times: Iterable[Path], device: Device, rules: Rulebook) -> list[Sample]:
     """Every case that was timed, predicted as the rules are now; a case whose plan is of another
     schedule than the kernel that was timed is left out."""
-    known = timed(arguments.times)
-    found_samples: list[Sample] = []
-    for case in read(arguments.cases):
-        eager = known.get((case.name, "eager"))
+    known = timed(times)
+    found: list[Sample] = []
+    for case in read(cases):
+        eager, kernel = known.get((case.name, "eager")), known.get((case.name, "kernel"))
         if eager is None or not eager.us:
             continue
-        kernel, compiled, beside = (
-            known.get((case.name, way)) for way in ("kernel", "compiled", "beside")
-        )
         registers = tuple(each[0] for each in kernel.compiled) if kernel else ()
         decision = replace(decided(case, device, rules), registers=registers)
         subject, plan = decision.subject, decision.subject.plan
         if case.text and (plan is None or plan.schedule != case.schedule):
             continue
-        found_samples.append(
-            Sample(
-                case,
-                eager_works(subject.flow, subject.launches),
-                fused_works(fused_of(subject, registers), device) if case.text else (),
-                eager.us,
-                kernel.us if kernel else 0.0,
-                compiled.us if compiled else 0.0,
-                beside.us if beside else 0.0,
-                kernel.failure if kernel else "",
-                decision,
-            )
-        )
-    return found_samples
-
-
-def timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
-    """What was measured last, by case and way: of several rounds the median."""
-    found: dict[tuple[str, str], Timed] = {}
-    for file in files:
-        rounds: dict[tuple[str, str], list[Timed]] = {}
-        for line in file.read_text().splitlines():
-            one = from_json(Timed, line)
-            rounds.setdefault((one.name, one.way), []).append(one)
-        for key, several in rounds.items():
-            found[key] = replace(several[-1], us=median(one.us for one in several))
+        fused = fused_works(fused_of(subject, registers), device) if case.text else ()
+        eager_of = eager_works(subject.flow, subject.launches)
+        us, failure = (kernel.us, kernel.failure) if kernel else (0.0, "")
+        found.append(Sample(case, decision, eager_of, fused, eager.us, us, failure))
     return found
 
 
+def timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
+    """What was measured last, by case and way."""
+    every = (from_json(Timed, line) for file in files for line in file.read_text().splitlines())
+    return {(one.name, one.way): one for one in every}
+
+
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
-SHARED = (
-    "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "absorbed",
-    "l2_speed", "found", "wave", "wavefronts",
-)  # fmt: skip
-"""Figures of all kinds that eager's kernels hang on, too."""
-GLOBAL = (
-    *SHARED, "kernel_launch", "chained", "torn", "fetched",
-)  # fmt: skip
-"""Those and our kernels'."""
-CHOSEN = ("eager_warps", "eager_row", "short")
-ALIKE = ("share", "ramp", "latency", "step", "arithmetic", "least", "overlap")
-"""Figures of a kind, of whomever."""
-FIGURES = {
-    "eager": (*ALIKE, "near", "unaligned"),
-    "kernel": (*ALIKE, "warp_bandwidth"),
-}
-COUNTED = ("warp", "round", "tap", "element")
-"""Figures of eager's kinds that `issued` finds."""
-KEPT = (0.6,)
-"""Shares of the L2 to try."""
-MOST_ABSORBED = 0.8
-"""Of what is written, that the L2 may take in at once."""
-MOST_FOUND = 0.8
-"""Of a round of loads, that the L2 may spare."""
-MOST_LAUNCHES = 6
-"""That one operator of eager's may be worth at least."""
-STEPS = 60
-LEAST_GAIN = 1e-3
-"""Of a step, in squared logarithms of one sample: below it figures that hardly matter would go on
-without end."""
-MOST_STEP = 0.7
-"""Of a logarithm at once."""
-MOST_DAMPING = 1e6
-DAMPED = 4.0
-"""How many times less after a step that was good, or more after one that was not."""
-NEAR = 1.001
-"""How many times as large a figure is where the slope is taken."""
+TERMS = {
+    "call": 0.0, "latency": 0.0, "first": 0.0, "absorbed": 0.0, "l2_speed": 1.0, "torn": 0.0,
+    "sectors": 1e6, "wave": 0.0, "overlap": 30.0, "primitive": 0.0, "step": 0.0, "request": 0.0,
+    "element": 0.0, "wait": 0.0,
+}  # fmt: skip
+"""Terms of the model, each with the value at which it says nothing; `launch` and the share of the
+bandwidth are what a time is made of at least."""
+BOUNDS = {"overlap": (1.0, 12.0), "absorbed": (1e-4, 0.8), "l2_speed": (1.0, 50.0)}
+"""Figures that a fit may not drive further: powers beyond which the longest part alone counts, what
+an L2 may take in at once, and how much faster than the memory it may be."""
 LEAST, MOST = 1e-4, 1e4
 """Of a figure that has no bounds."""
-MOST_OVERLAP = 12.0
-"""The power that adds parts up: beyond it the longest alone counts."""
-LEAST_SAMPLES = 3
-"""Of a kind or an op, to have figures of its own."""
+STEPS = 40
+LEAST_GAIN = 1e-3
+"""Of a step, in squared logarithms of one sample."""
+MOST_STEP, MOST_DAMPING, DAMPED = 0.7, 1e6, 4.0
+"""Of a logarithm at once; and how much more a step is damped behind one that was not good."""
+NEAR = 1.001
+"""How many times as large a figure is where the slope is taken."""
 OUTLIER = 0.15
 """Of a logarithm: beyond it a residual counts linearly."""
-PULL = {"eager": 0.1, "kernel": 6.0}
-"""What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
-sample: chosen, as is the weight, by leaving out problems in turn. Eager's kinds are kernels of as
-many hands; ours are spelled alike."""
-NETWORK_WEIGHT = 2.0
-"""Of a case of the goal set's half, or of another network."""
-SERIES_WEIGHT = 0.25
-"""Of a case of the series, which has many at sizes that models have not."""
-KERNEL_WEIGHT = 3.0
+PULL = 0.02
+"""What a figure's distance costs from where it began, in squared logarithms of one sample: a kind
+that is timed twice stays near what it was."""
+KERNEL_WEIGHT = 4.0
 """How many times as much a case counts that has a kernel: those are what a plan is judged by."""
 
 Point = tuple[tuple[Work, ...], float, float]
-"""What a call does, the microseconds that it took, and its weight."""
+"""Launches of a call, the microseconds that it took, and its weight."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Least squares on logarithms of time; what is reported is left out."""
+    """Fit to all cases, and write the rules."""
+    torch.set_default_dtype(torch.float64)
     rules = load_rulebook()
-    fitted: list[tuple[float, Device]] = []
-    for share in KEPT:
-        device = _with(rules.device(DEVICE), "l2_kept", share)
-        seen = [s for s in samples(arguments, device, rules) if not s.case.reported]
-        points: list[Point] = [(s.eager, s.eager_us, _weight(s)) for s in seen]
-        points += [(s.fused, s.kernel_us, _weight(s)) for s in seen if s.kernel_us]
-        device = _own_kinds(device, points)
-        loss, found = _fitted(device, points, ours=arguments.ours)
-        device = _untimed_as_before(found, device, points)
-        print(f"l2_kept {share}: {loss / len(points):.5f} a sample, of {len(points)}", flush=True)
-        fitted.append((loss, _with_spreads(device, seen)))
-    device = min(fitted, key=lambda pair: pair[0])[1]
-    text = toml(device.times)
+    seen = samples(arguments.cases, arguments.times, rules.device(DEVICE), rules)
+    device = fitted(with_registers(rules.device(DEVICE), seen), points(seen))
+    print(f"{sum(1 for _ in figures(device.times))} figures, {len(seen)} cases")
+    text = toml(with_spread(device, seen).times)
     if arguments.out:
         arguments.out.write_text(text)
     else:
@@ -178,97 +120,88 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _weight(sample: Sample) -> float:
-    weight = SERIES_WEIGHT if sample.case.of_series else NETWORK_WEIGHT
-    return weight * (KERNEL_WEIGHT if sample.case.text else 1.0)
+def points(seen: Sequence[Sample]) -> list[Point]:
+    """The calls that were timed, in eager and as kernels."""
+    weights = [KERNEL_WEIGHT if s.kernel_us else 1.0 for s in seen]
+    found = [(s.eager, s.eager_us, weight) for s, weight in zip(seen, weights, strict=True)]
+    return found + [(s.fused, s.kernel_us, KERNEL_WEIGHT) for s in seen if s.kernel_us]
 
 
-def _with(device: Device, name: str, value: float) -> Device:
-    """The device with another figure; `name` as in the rules: `call`, `kernel.row.share`."""
-    times = device.times
+def figures(times: Times) -> Iterable[str]:
+    """The figures that are fitted: `launch`, `kinds.row.share`."""
+    yield from ("launch", *(term for term in TERMS if hasattr(times, term)))
+    for kind, speed in times.kinds.items():
+        for figure in ("share", "element", "wait"):
+            if getattr(speed, figure) is not None:
+                yield f"kinds.{kind}.{figure}"
+
+
+def value(device: Device, name: str) -> float:
+    """A figure, as `figures` names it."""
     if "." not in name:
-        number = getattr(times, name).model_copy(update={"value": value, "source": FITTED})
-        return device.model_copy(update={"times": times.model_copy(update={name: number})})
-    who, kind, figure = name.split(".")
-    speeds: dict[str, Speed] = dict(getattr(times, who))
-    number = getattr(speeds[kind], figure).model_copy(update={"value": value, "source": FITTED})
-    speeds[kind] = speeds[kind].model_copy(update={figure: number})
-    return device.model_copy(update={"times": times.model_copy(update={who: speeds})})
+        return getattr(device.times, name).value
+    _, kind, figure = name.split(".")
+    return getattr(device.times.kinds[kind], figure).value
 
 
-def _value(device: Device, name: str) -> float:
-    found: Any = device.times
-    for part in name.split("."):
-        found = found[part] if isinstance(found, Mapping) else getattr(found, part)
-    return found.value
+def changed(device: Device, name: str, to: float) -> Device:
+    """The device with another figure."""
+    times = device.times
+
+    def number(of: object, figure: str) -> Number:
+        return getattr(of, figure).model_copy(update={"value": to, "source": FITTED})
+
+    if "." not in name:
+        update = {name: number(times, name)}
+    else:
+        _, kind, figure = name.split(".")
+        speed = times.kinds[kind]
+        speed = speed.model_copy(update={figure: number(speed, figure)})
+        update = {"kinds": {**times.kinds, kind: speed}}
+    return device.model_copy(update={"times": times.model_copy(update=update)})
 
 
-def _own_kinds(device: Device, points: Sequence[Point]) -> Device:
-    """Figures for every kind of kernel, and every op of a kind of few, that was timed often: at
-    first those that it had before."""
-    counts: dict[tuple[str, str], int] = {}
-    before: dict[tuple[str, str], Speed] = {}
-    for works, _, _ in points:
-        found = {key: work for work in works for key in names(work)}
-        for (who, name), work in found.items():
-            counts[who, name] = counts.get((who, name), 0) + 1
-            before[who, name] = device.times.speed(work.kind, work.op if name == work.op else "")
-    speeds = {"eager": dict(device.times.eager), "kernel": dict(device.times.kernel)}
-    for (who, name), count in counts.items():
-        if count >= LEAST_SAMPLES:
-            speeds[who].setdefault(name, before[who, name])
-    return device.model_copy(update={"times": device.times.model_copy(update=speeds)})
+def fitted(device: Device, seen: Sequence[Point], fixed: Sequence[str] = ()) -> Device:
+    """All figures at once but the `fixed`, within their bounds, by Levenberg's and Marquardt's
+    steps: least squares of logarithms of time, outliers weighed down."""
+    calls = Calls.of(seen)
+    users = {name: calls.users(name) for name in figures(device.times) if name not in fixed}
+    users = {name: places for name, places in users.items() if places}
+    fastest = math.floor(1e3 * device.datasheet_bandwidth / device.bandwidth) / 1e3
 
+    def bounds(name: str) -> tuple[float, float]:
+        return (LEAST, fastest) if name.endswith("share") else BOUNDS.get(name, (LEAST, MOST))
 
-def _untimed_as_before(device: Device, before: Device, points: Sequence[Point]) -> Device:
-    """Kinds of eager's that no call has take at least as long as they did before the fit."""
-    timed = {name for works, _, _ in points for work in works for _, name in names(work)}
-    longer = before.times.eager_launch.value / device.times.eager_launch.value
-    for name in device.times.eager.keys() - timed:
-        figure = f"eager.{name}.least"
-        device = _with(device, figure, max(1.0, longer * _value(device, figure)))
-    return device
+    low, high = (torch.tensor([math.log(bounds(name)[i]) for name in users]) for i in (0, 1))
+    begun = torch.tensor([math.log(value(device, name)) for name in users])
+    values, here, damping = begun.clone(), math.inf, 1.0
 
+    def at(values: Tensor) -> Device:
+        found = device
+        for name, each in zip(users, values.exp().tolist(), strict=True):
+            found = changed(found, name, each)
+        return found
 
-def names(work: Work) -> list[tuple[str, str]]:
-    who, _, kind = work.kind.partition(".")
-    return [(who, kind), *([(who, work.op)] if work.op else [])]
+    def lost(values: Tensor) -> float:
+        return calls.misfit(at(values)) + PULL * float(((values - begun) ** 2).sum())
 
-
-def _fitted(device: Device, points: Sequence[Point], *, ours: bool = False) -> tuple[float, Device]:
-    """All figures at once, within their bounds, by Levenberg's and Marquardt's steps: least squares
-    of logarithms of time, outliers weighed down, and of the figures' distances from their kinds'
-    mean. Of our kernels alone on request."""
-    calls = _Calls.of(points)
-    users = {
-        name: places
-        for name, places in _users(device, calls.works).items()
-        if not ours or (name not in SHARED and not name.startswith("eager."))
-    }
-    pull = _pull(list(users))
-    low, high = (_numbers(math.log(_bounds(device, n)[i]) for n in users) for i in (0, 1))
-
-    def lost(candidate: Device) -> float:
-        values = _logs(candidate, users)
-        return calls.misfit(candidate) + float(values @ pull @ values)
-
-    here, damping = lost(device), 1.0
+    here = lost(values)
     for _ in range(STEPS):
-        values, before = _logs(device, users), here
-        slope, curve = calls.slope(device, users)
-        slope, curve = slope + pull @ values, curve + pull
+        slope, curve = calls.slope(at(values), users)
+        slope, curve = slope + PULL * (values - begun), curve + PULL * torch.eye(len(users))
         free = ((values > low) | (slope < 0)) & ((values < high) | (slope > 0))
+        before = here
         while here == before and damping < MOST_DAMPING:
             step = torch.zeros_like(values)
             step[free] = _step(slope[free], curve[free][:, free], damping)
-            other = _at(device, users, (values + step).clamp(low, high))
+            other = torch.minimum(torch.maximum(values + step, low), high)
             if (there := lost(other)) < here:
-                device, here, damping = other, there, damping / DAMPED
+                values, here, damping = other, there, damping / DAMPED
             else:
                 damping *= DAMPED
         if before - here < LEAST_GAIN:
             break
-    return here, device
+    return at(values)
 
 
 def _step(slope: Tensor, curve: Tensor, damping: float) -> Tensor:
@@ -277,14 +210,8 @@ def _step(slope: Tensor, curve: Tensor, damping: float) -> Tensor:
     return torch.linalg.solve(curve + torch.diag(damped), -slope).clamp(-MOST_STEP, MOST_STEP)
 
 
-def _at(device: Device, names: Iterable[str], values: Tensor) -> Device:
-    for name, value in zip(names, values.exp().tolist(), strict=True):
-        device = _with(device, name, value)
-    return device
-
-
 @dataclass(frozen=True)
-class _Calls:
+class Calls:
     """Calls that were timed: how often each makes each of all distinct launches, a matrix; what was
     measured of them, and their weights."""
 
@@ -294,21 +221,23 @@ class _Calls:
     weights: Tensor
 
     @classmethod
-    def of(cls, points: Sequence[Point]) -> _Calls:
-        places = {
-            w: i for i, w in enumerate(dict.fromkeys(w for each, _, _ in points for w in each))
-        }
-        counts = torch.zeros(len(points), len(places), dtype=torch.float64)
-        for row, (each, _, _) in enumerate(points):
+    def of(cls, seen: Sequence[Point]) -> Calls:
+        places = {w: i for i, w in enumerate(dict.fromkeys(w for each, *_ in seen for w in each))}
+        counts = torch.zeros(len(seen), len(places))
+        for row, (each, *_) in enumerate(seen):
             for work in each:
                 counts[row, places[work]] += 1
-        measured, weights = (_numbers(point[i] for point in points) for i in (1, 2))
+        measured, weights = (torch.tensor([point[i] for point in seen]) for i in (1, 2))
         return cls(list(places), counts, measured, weights)
 
+    def users(self, name: str) -> list[int]:
+        """The launches whose time hangs on a figure."""
+        kind = name.split(".")[1] if "." in name else ""
+        return [i for i, work in enumerate(self.works) if not kind or work.kind == kind]
+
     def us(self, device: Device) -> Tensor:
-        return device.times.call.value + self.counts @ _numbers(
-            launch_us(work, device) for work in self.works
-        )
+        each = torch.tensor([launch_us(work, device) for work in self.works])
+        return device.times.call.value + self.counts @ each
 
     def misfit(self, device: Device) -> float:
         """Squares of logarithms; beyond an outlier's they grow linearly."""
@@ -319,11 +248,11 @@ class _Calls:
     def slope(self, device: Device, users: Mapping[str, Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Half the misfit's slope along the figures' logarithms, and its curve, nearly."""
         now = [launch_us(work, device) for work in self.works]
-        us = device.times.call.value + self.counts @ _numbers(now)
+        us = device.times.call.value + self.counts @ torch.tensor(now)
         columns: list[Tensor] = []
         for name, places in users.items():
-            other = _with(device, name, _value(device, name) * NEAR)
-            more = _numbers(launch_us(self.works[i], other) - now[i] for i in places)
+            other = changed(device, name, value(device, name) * NEAR)
+            more = torch.tensor([launch_us(self.works[i], other) - now[i] for i in places])
             later = other.times.call.value - device.times.call.value
             columns.append((self.counts[:, places] @ more + later) / us / math.log(NEAR))
         slopes, off = torch.stack(columns, 1), (us / self.measured).log()
@@ -331,123 +260,91 @@ class _Calls:
         return weighed @ off, weighed @ slopes
 
 
-def _numbers(found: Iterable[float]) -> Tensor:
-    return torch.tensor(list(found), dtype=torch.float64)
+def speedup(sample: Sample, device: Device) -> float:
+    """Predicted speed-up of a case that has a kernel."""
+    return call_us(sample.eager, device) / call_us(sample.fused, device)
 
 
-def _logs(device: Device, names: Iterable[str]) -> Tensor:
-    return _numbers(math.log(_value(device, name)) for name in names)
-
-
-def _users(device: Device, works: Sequence[Work]) -> dict[str, list[int]]:
-    """The figures, and the launches whose time hangs on each."""
-    users: dict[str, list[int]] = {name: list(range(len(works))) for name in GLOBAL}
-    for place, work in enumerate(works):
-        who, name = work.kind.partition(".")[0], device.times.named(work.kind, work.op)
-        if name == "other":
-            continue  # of whatever nobody timed: a few that were would say nothing of it
-        for figure in FIGURES[who]:
-            if _matters(figure, work):
-                users.setdefault(f"{who}.{name}.{figure}", []).append(place)
-    return users
-
-
-def _pull(names: Sequence[str]) -> Tensor:
-    """What the figures' distances cost from the mean of the other kinds', as a quadratic form."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for place, name in enumerate(names):
-        if name not in GLOBAL:
-            who, _, figure = name.split(".")
-            alike.setdefault((who, figure), []).append(place)
-    pull = torch.zeros(len(names), len(names), dtype=torch.float64)
-    for (who, _), places in alike.items():
-        count, each = len(places), torch.tensor(places)
-        pull[each[:, None], each] = PULL[who] * (torch.eye(count, dtype=torch.float64) - 1 / count)
-    return pull
-
-
-def _matters(figure: str, work: Work) -> bool:
-    """Does the time of such work hang on that figure?"""
-    eager = work.kind.startswith("eager")
-    if figure == "least":  # a workspace is begun with, too
-        return work.kind == "kernel.cooperative" or (eager and work.kind != "eager.stream")
-    if figure == "near":
-        return work.near > 0
-    if figure == "step":
-        return work.depth > 1 and bool(work.programs)
-    if figure == "unaligned":
-        return work.unaligned
-    return bool(work.programs) or figure not in ("latency", "warp_bandwidth")
-
-
-def _bounds(device: Device, name: str) -> tuple[float, float]:
-    """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
-    if name.endswith("least"):
-        return 1.0, MOST_LAUNCHES
-    if name.endswith("overlap"):
-        return 1.0, MOST_OVERLAP
-    most = {
-        "unaligned": 1.0,
-        "found": MOST_FOUND,
-        "absorbed": MOST_ABSORBED,
-        "share": math.floor(1e3 * device.datasheet_bandwidth / device.bandwidth) / 1e3,
-        "arithmetic": 1.0,
+def with_registers(device: Device, seen: Sequence[Sample]) -> Device:
+    """The device with the estimate of registers that is nearest to those of compiled kernels, by
+    least squares of relative errors."""
+    pairs = [
+        (step.registers, compiled)
+        for s in seen
+        if (plan := s.decision.subject.plan) and len(plan.steps) == len(s.decision.registers)
+        for step, compiled in zip(plan.steps, s.decision.registers, strict=True)
+    ]
+    rows = torch.tensor([[1 / compiled, estimate / compiled] for estimate, compiled in pairs])
+    least, alive = torch.linalg.lstsq(rows, torch.ones(len(pairs), 1)).solution[:, 0].tolist()
+    by = device.times.registers
+    update = {
+        name: getattr(by, name).model_copy(update={"value": each, "source": FITTED})
+        for name, each in (("least", round(least)), ("alive", alive))
     }
-    return LEAST, most.get(name.rpartition(".")[2], MOST)
+    times = device.times.model_copy(update={"registers": by.model_copy(update=update)})
+    return device.model_copy(update={"times": times})
 
 
-def _with_spreads(device: Device, samples: Sequence[Sample]) -> Device:
-    """What holds 95 % of the speed-ups that the fit saw, in the short kernels and in the rest: 90 %
-    of those that it has not seen, which are a little further off."""
-    for name, short in (("spread_short", True), ("spread_long", False)):
+def with_spread(device: Device, seen: Sequence[Sample]) -> Device:
+    """The device with what holds 90 % of the speed-ups of these cases."""
+    for name, known in (("spread", True), ("spread_other", False)):
         off = sorted(
             abs(math.log(speedup(s, device) * s.kernel_us / s.eager_us))
-            for s in samples
-            if s.kernel_us and (call_us(s.fused, device) < device.times.short.value) == short
+            for s in seen
+            if s.kernel_us and known == all(w.kind in device.times.steady for w in s.eager)
         )
-        if off:
-            place = min(len(off) - 1, math.ceil(0.95 * len(off)))
-            device = _with(device, name, math.exp(off[place]) - 1)
+        device = changed(device, name, math.exp(off[int(0.9 * len(off))]) - 1)
     return device
 
 
-def speedup(sample: Sample, device: Device) -> float:
-    return call_us(sample.eager, device) / call_us(sample.fused, device)
+def ablate(arguments: argparse.Namespace) -> int:
+    """Fit without one term at a time, and say what that costs on other cases."""
+    torch.set_default_dtype(torch.float64)
+    rules = load_rulebook()
+    device = rules.device(DEVICE)
+    seen, others = (
+        samples(cases, [times], device, rules)
+        for cases, times in (arguments.files[:2], arguments.files[2:])
+    )
+    calls = points(seen)
+    for term in ("", *TERMS):
+        start, fixed = device, [name for name in figures(device.times) if name.endswith(term)]
+        for name in fixed if term else ():
+            start = changed(start, name, TERMS[term])
+        found = fitted(start, calls, fixed if term else ())
+        kernels = [(s.fused, s.kernel_us) for s in others if s.kernel_us]
+        groups = [(s.eager, s.eager_us) for s in others if s.kernel_us]
+        alone = [(s.eager, s.eager_us) for s in others if len(s.eager) == 1]
+        shown = [f"{name} {_off(some, found)}" for name, some in
+                 (("kernels", kernels), ("eager", groups), ("launches", alone))]  # fmt: skip
+        print(f"{f'without {term}' if term else 'whole':20} {'; '.join(shown)}", flush=True)
+    return 0
+
+
+def _off(some: Sequence[tuple[tuple[Work, ...], float]], device: Device) -> str:
+    """Errors in the median and at the 90th percentile."""
+    off = sorted(abs(math.log(call_us(works, device) / us)) for works, us in some)
+    ranks = (off[int(share * len(off))] for share in (0.5, 0.9))
+    return " and ".join(f"{100 * (math.exp(each) - 1):.1f} %" for each in ranks)
 
 
 def toml(times: Times) -> str:
     """The figures as the rules hold them."""
 
     def line(name: str, number: Number) -> str:
-        value = f'value = {number.value:.4g}, unit = "{number.unit}"'
-        return f'{name} = {{ {value}, source = "{number.source}" }}'
+        given = f'value = {number.value:.4g}, unit = "{number.unit}"'
+        return f'{name} = {{ {given}, source = "{number.source}" }}'
 
     lines = [
         "# How long launches take (`perfmodel`). benchmarks/predictions fit writes this file.",
         "[times]",
         f'fitted_on = "{times.fitted_on}"',
-        *(line(name, getattr(times, name)) for name in (*GLOBAL, "l2_kept")),
-        *(line(name, getattr(times, name)) for name in CHOSEN),
-        *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
+        f"steady = {list(times.steady)}".replace("'", '"'),
     ]
-    for table in (
-        "registers",
-        "issue",
-        "eager_reduction",
-        "eager_pointwise",
-        "eager_blocks",
-        "eager_short",
-        "eager_held",
-        "eager_registers",
-        "eager_passes",
-    ):
-        lines += ["", f"[times.{table}]"]
-        lines += [
-            line(name, number) for name, number in sorted(dict(getattr(times, table)).items())
-        ]
-    for who in ("eager", "kernel"):
-        for name, speed in sorted(getattr(times, who).items()):
-            lines += ["", f"[times.{who}.{name}]"]
-            numbers = {figure: getattr(speed, figure, None) for figure in (*FIGURES[who], *COUNTED)}
-            lines += [line(figure, number) for figure, number in numbers.items() if number]
+    tables: dict[str, Iterable[tuple[str, object]]] = {"": times}
+    tables |= {name: getattr(times, name) for name in ("registers", "eager_reduction")}
+    tables |= {f"kinds.{name}": speed for name, speed in times.kinds.items()}
+    for table, of in tables.items():
+        lines += ["", f"[times.{table}]"] if table else []
+        lines += [line(name, each) for name, each in of if isinstance(each, Number)]
     return "\n".join(lines) + "\n"

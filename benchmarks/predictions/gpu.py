@@ -1,4 +1,4 @@
-"""On the GPU: time every case, and launch what ncu counts."""
+"""On the GPU: time every case."""
 
 # torch and Triton are typed in places only.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,11 @@ import torch
 from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.measure.clocks import Clock
-from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 
-from ..gpu import ahead, counted, lost, resources
+from ..gpu import ahead, lost, resources
 from ..gpu import clock as clock_of
 from .cases import DEVICE, Case, read
 
@@ -41,8 +38,8 @@ KEPT_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Timed:
-    """One measurement: `way` is `eager`, `kernel`, `compiled`, or `beside`, the kernel right behind
-    that; microseconds; `failure` says why there is none."""
+    """One measurement: `way` is `eager` or `kernel`; microseconds; `failure` says why there is
+    none."""
 
     name: str
     way: str
@@ -102,48 +99,36 @@ def _whole(graph: Graph) -> Graph:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Time every case, kernels first, the short ones before the long; each as it is timed is
+    appended to the file."""
     deadline = time.monotonic() + arguments.budget
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are processes enough
     cases = [case for case in read(arguments.cases, arguments.only) if case.bytes < MOST_BYTES]
-    # What is judged first, then what the fit needs, the short ones of each before the long.
-    cases.sort(key=lambda case: (not case.goal, not case.text, case.bytes))
+    cases.sort(key=lambda case: (not case.text, case.bytes))
     if arguments.dry_run:
         return _rehearse(cases)
-    rivals = {c.name for c in cases if arguments.compiled and c.goal and c.accepted}
-    limit = min(150.0, 0.45 * arguments.budget)
-    failed = _warmed(cases, rivals, arguments.processes, limit)
-    out = arguments.out.open("a")
-
-    def record(timed: Timed) -> None:
-        out.write(to_json(timed) + "\n")
-        out.flush()
-
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+    failed = _warmed(cases, arguments.processes, min(150.0, 0.45 * arguments.budget))
+    with arguments.out.open("a") as out, tempfile.TemporaryDirectory() as folder, torch.no_grad():
         clock = clock_of(DEVICE)
-        for giga in (0.25, 1, 4):
-            source = torch.randn(int(giga * (1 << 27)), device="cuda")
-            target = torch.empty_like(source)
-            _measure(
-                f"copy/{2 * source.nbytes}", "eager", partial(target.copy_, source), clock, record
-            )
-        del source, target
-        for case in cases * arguments.rounds:
+
+        def record(timed: Timed) -> None:
+            out.write(to_json(timed) + "\n")
+            out.flush()
+
+        for case in cases:
             if time.monotonic() > deadline:
                 print("out of time", flush=True)
                 break
             try:
                 _time_case(case, Path(folder), failed, clock, record)
-                if case.name in rivals and case.name not in failed:
-                    _time_compiled(case, Path(folder), clock, record)
             except Exception as error:  # noqa: BLE001 a case that breaks is recorded
                 text = cause(error)
                 record(Timed(case.name, "eager", failure=text))
                 print(f"{case.name}: {text}", flush=True)
                 if lost(text):
                     return 1
-            gc.collect()
-            if case.bytes > 1 << 30:
+            if case.bytes > KEPT_BYTES:
+                gc.collect()
                 torch.cuda.empty_cache()
     return 0
 
@@ -165,46 +150,16 @@ def _time_case(
         record(Timed(case.name, "kernel", failure=failed[case.name]))
         return
     try:
-        _time_kernel(case, "kernel", _given(case, graph, inputs), folder, clock, record)
+        module, given = load_module(case.text, folder), _given(case, graph, inputs)
+        launch = getattr(module, case.entry)
+        launch(*given)
+        _measure(case.name, "kernel", lambda: launch(*given), clock, record, resources([module]))
     except Exception as error:
         text = cause(error)
         record(Timed(case.name, "kernel", failure=text))
         print(f"{case.name}: kernel: {text}", flush=True)
         if lost(text):
             raise
-
-
-def _time_kernel(
-    case: Case,
-    way: str,
-    given: Sequence[Any],
-    folder: Path,
-    clock: Clock,
-    record: Callable[[Timed], None],
-) -> None:
-    module = load_module(case.text, folder)
-    launch = getattr(module, case.entry)
-    launch(*given)
-    _measure(case.name, way, lambda: launch(*given), clock, record, resources([module]))
-
-
-def _time_compiled(case: Case, folder: Path, clock: Clock, record: Callable[[Timed], None]) -> None:
-    """What torch.compile makes of the same launches, sizes static, and the kernel beside it: while
-    it compiles the device rests, and is a little faster for a while."""
-    torch.compiler.reset()
-    call, inputs = _compiled(case)
-    _measure(case.name, "compiled", lambda: call(*inputs), clock, record)
-    given = _given(case, from_json(Graph, case.graph), inputs)
-    _time_kernel(case, "beside", given, folder, clock, record)
-
-
-def _compiled(case: Case) -> tuple[Callable[..., Any], list[Any]]:
-    graph = from_json(Graph, case.graph)
-    inputs = _built(case, graph, "cuda")
-    eager, _ = replayed(graph, (), "cuda", tuple(inputs))
-    compiled: Any = torch.compile(eager, dynamic=False)
-    compiled(*inputs)
-    return compiled, inputs
 
 
 def _given(case: Case, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
@@ -251,9 +206,7 @@ def _rehearse(cases: Sequence[Case]) -> int:
     return int(bad > 0)
 
 
-def _warmed(
-    cases: Sequence[Case], rivals: Collection[str], processes: int, seconds: float
-) -> dict[str, str]:
+def _warmed(cases: Sequence[Case], processes: int, seconds: float) -> dict[str, str]:
     """Why, by name, a kernel failed that was run once ahead; fewer of the large ones at a time."""
     deadline = time.monotonic() + seconds
     kernels = [case for case in cases if case.text]
@@ -263,77 +216,14 @@ def _warmed(
     )
     failed: dict[str, str] = {}
     for some, count in parts:
-        jobs = {case.name: (case, case.name in rivals) for case in some}
-        failed |= ahead(_run_once, jobs, count, deadline)
+        failed |= ahead(_run_once, {case.name: case for case in some}, count, deadline)
     return failed
 
 
-def _run_once(given: tuple[Case, bool]) -> None:
-    """A kernel once on zeros, and what torch.compile makes of its rival."""
-    case, compiled = given
+def _run_once(case: Case) -> None:
+    """A kernel once on zeros."""
     with tempfile.TemporaryDirectory() as folder:
         graph = from_json(Graph, case.graph)
         inputs = _built(case, graph, "cuda", random=False)
         getattr(load_module(case.text, Path(folder)), case.entry)(*_given(case, graph, inputs))
         torch.cuda.synchronize()
-        del inputs
-        if compiled:
-            _compiled(case)
-            torch.compiler.reset()
-
-
-def count(arguments: argparse.Namespace) -> int:
-    """Launch some of what is large enough for its bytes to be counted, or every emitted kernel, or
-    eager's launches alone, once each, between marks that ncu sees:
-
-    ncu --nvtx --profile-from-start off --clock-control none --csv --page raw --metrics METRICS ...
-    """
-    known = read(arguments.cases)
-    every = [case for case in known if case.text and case.bytes < LARGE_BYTES]
-    if arguments.ahead:
-        failed = _warmed(every, (), arguments.processes, arguments.budget)
-        return int(bool(failed))
-    if arguments.every:
-        cases = every
-    elif arguments.alone:
-        cases = [case for case in known if case.launches == 1 and case.bytes < arguments.most]
-    else:
-        cases = _large(known, arguments.kernels)
-    deadline = time.monotonic() + arguments.budget
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        for case in cases:
-            if time.monotonic() > deadline:
-                print("out of time", file=sys.stderr, flush=True)
-                break
-            try:
-                graph = from_json(Graph, case.graph)
-                inputs = _built(case, graph, "cuda")
-                call: Any
-                call, _ = replayed(graph, (), "cuda", tuple(inputs))
-                if case.text:
-                    call = getattr(load_module(case.text, Path(folder)), case.entry)
-                    inputs = _given(case, graph, inputs)
-                call(*inputs)
-                with counted(case.name):
-                    call(*inputs)
-                del inputs
-            except Exception as error:  # noqa: BLE001 listed, the rest goes on
-                print(f"{case.name}: {cause(error)}", file=sys.stderr, flush=True)
-            gc.collect()
-            if case.bytes > KEPT_BYTES:
-                torch.cuda.empty_cache()
-    return 0
-
-
-def _large(every: Iterable[Case], most: int) -> list[Case]:
-    """At `most` so many emitted kernels and each op once, of which the L2 holds little."""
-    least = 8 * load_rulebook().device(DEVICE).memory.l2.base
-    cases = [c for c in every if least <= c.bytes <= 8 * least]
-    ops: dict[str, Case] = {}
-    for case in cases:
-        if case.launches == 1:
-            op = next(n.op for n in from_json(Graph, case.graph).nodes if n.kind == "call")
-            ops.setdefault(op, case)
-    kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
-    step = max(1, len(kernels) // most)
-    return [*kernels[::step][:most], *ops.values()]

@@ -1,57 +1,46 @@
 """Predicted against measured, as tables."""
 
-# torch and Triton are typed in places only.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 
-from fusion_advisor.fusion.decide import fused_of
 from fusion_advisor.perfmodel.model import (
     Work,
     call_us,
     issued_us,
     launch_us,
     memory_us,
+    programs_us,
     speedup_interval,
 )
-from fusion_advisor.perfmodel.workload import eager_works, fused_works
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.rulebook.schema import Rulebook
 
-from .cases import DEVICE, decided, read
-from .counts import counted
+from ..gpu import heading
+from .cases import DEVICE
 from .fitting import Sample, samples, speedup
 from .regret import TimedDecision, verdicts
 
-SLOWER = 1.02
-"""Than torch.compile by more than measurements differ."""
 GAIN = 1.0
 """Faster than eager by any amount is a gain."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Errors over the half of the goal set that the fit has not seen, verdicts over all of it."""
+    """Errors, verdicts and what was decided wrong, over cases that no fit has seen."""
     rules = load_rulebook()
     device = rules.device(DEVICE)
-    goal = [s for s in samples(arguments, device, rules) if s.case.goal]
-    every = [s for s in goal if s.kernel_us]
-    timed = [s for s in every if s.case.reported]
-    alone = [s for s in goal if s.case.launches == 1 and s.case.reported]
+    every = samples(arguments.cases, arguments.times, device, rules)
+    timed = [s for s in every if s.kernel_us]
+    alone = [s for s in every if len(s.eager) == 1]
     accepted = [s for s in timed if s.case.accepted]
     lines = [
-        "# Predicted against measured",
-        "",
-        f"On an {device.title}, torch 2.11, Triton 3.6, cold L2, medians; the half of the goal set"
-        " of which the fit has seen nothing:",
+        *heading("Predicted against measured"),
         f"{len(timed)} kernels ({len(accepted)} of accepted groups) and {len(alone)} launches of"
-        f" eager alone, from {len({s.case.problem for s in goal if s.case.reported})} problems."
-        " Errors are of the larger over the smaller, less one.",
+        f" eager alone, from {len({s.module for s in every})} modules, on an {device.title}, cold"
+        " L2, medians. Errors are of the larger over the smaller, less one.",
         "",
         "| figure | cases | median | 90th | 95th percentile |",
         "|---|---|---|---|---|",
@@ -66,63 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
         _coverage(timed, device),
         "",
     ]
-    lines += _decisions(every, device)
-    lines += _losses(every, device)
-    lines += _against_compile([s for s in every if s.case.accepted])
-    if arguments.counts:
-        lines += _traffic(arguments, device, rules)
+    lines += _decisions(timed, device)
+    lines += _losses(timed, device)
     text = "\n".join(lines) + "\n"
     if arguments.out:
         arguments.out.write_text(text)
     print(text)
     return 0
-
-
-def _traffic(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[str]:
-    """Predicted against counted HBM bytes. What is written last may still lie in the L2 when a
-    kernel ends, so that counts are short by up to its size: an error is what that leaves open."""
-    ways = [f"dram__bytes_{way}.sum" for way in ("read", "write")]
-    counts = counted(arguments.counts, ways)
-    rows: list[tuple[str, float, float, str]] = []
-    for case in read(arguments.cases):
-        if case.name not in counts:
-            continue
-        subject = decided(case, device, rules).subject
-        works = (
-            fused_works(fused_of(subject), device)
-            if case.text
-            else eager_works(subject.flow, subject.launches)
-        )
-        reads, writes = sum(w.bytes_read for w in works), sum(w.bytes_written for w in works)
-        hbm_read, hbm_written = counts[case.name]
-        most = hbm_read + hbm_written + min(device.memory.l2.base, writes)
-        total = reads + writes
-        off = max(0.0, hbm_read + hbm_written - total, total - most) / total
-        what = case.schedule or subject.flow.nodes[subject.launches[0]].op
-        rows.append((case.name, abs(hbm_read - reads) / total, off, what))
-    if not rows:
-        return []
-    return [
-        "",
-        "## HBM bytes, counted by ncu at 8 times the L2 and more",
-        "",
-        "Every op class alone and emitted kernels; errors are shares of the predicted bytes.",
-        "",
-        "| figure | cases | median | 90th | 95th percentile |",
-        "|---|---|---|---|---|",
-        _errors("bytes read", [read for _, read, _, _ in rows]),
-        _errors("bytes read and written", [total for _, _, total, _ in rows]),
-        "",
-        *(
-            f"- {name} ({what}): off by {100 * total:.1f} %"
-            for name, _, total, what in rows
-            if total > FAR_BYTES
-        ),
-    ]
-
-
-FAR_BYTES = 0.05
-"""Of the predicted bytes: listed by name."""
 
 
 def _off(works: tuple[Work, ...], us: float, device: Device) -> float:
@@ -145,26 +84,25 @@ def _errors(title: str, off: Sequence[float]) -> str:
 
 
 def _coverage(samples: Sequence[Sample], device: Device) -> str:
-    inside = 0
+    inside, widths = 0, list[float]()
     for sample in samples:
-        unfused, fused = call_us(sample.eager, device), call_us(sample.fused, device)
-        low, high = speedup_interval(unfused, fused, device)
+        low, high = speedup_interval(sample.eager, call_us(sample.fused, device), device)
         inside += low <= sample.eager_us / sample.kernel_us <= high
+        widths.append(high / low)
     share = 100 * inside / max(len(samples), 1)
-    return f"Inside their interval: {inside} of {len(samples)} speed-ups ({share:.0f} %)."
+    width = f"whose ends are a factor of {median(widths):.2f} apart in the median"
+    return f"Inside their interval, {width}: {inside} of {len(samples)} speed-ups ({share:.0f} %)."
 
 
 def _decisions(samples: Sequence[Sample], device: Device) -> list[str]:
-    """Verdicts against what was gained, weighted by how often each kernel is there."""
+    """Verdicts against what was gained."""
     rows: list[str] = []
     deciders: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
         ("chapter", lambda s: s.case.accepted),
         ("time model", lambda s: speedup(s, device) > GAIN),
     )
     for who, fuse in deciders:
-        found = verdicts(
-            TimedDecision(fuse(s), s.eager_us, s.kernel_us, s.case.weight) for s in samples
-        )
+        found = verdicts(TimedDecision(fuse(s), s.eager_us, s.kernel_us) for s in samples)
         rows.append(
             f"| {who} | {found.fused_faster} | {found.fused_slower} | {found.rejected_faster}"
             f" | {found.rejected_slower} | {100 * found.lost:.2f} % |"
@@ -205,42 +143,14 @@ def _losses(samples: Sequence[Sample], device: Device) -> list[str]:
     return [*head, *found, *(["", *failures] if failures else [])]
 
 
-def _against_compile(accepted: Sequence[Sample]) -> list[str]:
-    """The emitted kernels beside what torch.compile makes of the same launches."""
-    both = [s for s in accepted if s.compiled_us and s.beside_us]
-    if not both:
-        return []
-    ratios = sorted(((s.compiled_us / s.beside_us, s) for s in both), key=lambda pair: pair[0])
-    mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
-    return [
-        "",
-        "## Beside torch.compile (default mode, static sizes), accepted groups",
-        "",
-        f"{len(both)} groups: the emitted kernels take 1/{mean:.2f} of its time in the geometric"
-        f" mean; slower by more than {100 * (SLOWER - 1):.0f} %:",
-        "",
-        "| case | schedule | kernel µs | torch.compile µs |",
-        "|---|---|---|---|",
-        *(
-            f"| {s.case.name} | {s.case.schedule} | {s.beside_us:.1f} | {s.compiled_us:.1f} |"
-            for ratio, s in ratios
-            if ratio < 1 / SLOWER
-        ),
-    ]
-
-
 def _reason(sample: Sample, device: Device) -> str:
     """The largest part of the kernel's predicted time, and what would be without the others."""
     work = max(sample.fused, key=lambda work: launch_us(work, device))
-    times = device.times
     parts = {
-        f"{work.bytes / 1e6:.1f} MB from {work.programs} programs": memory_us(work, device),
-        f"{work.programs} programs begun": 1e6 * work.programs / times.blocks.base,
-        f"{work.scattered:.3g} sectors of the L2": 1e6 * work.scattered / times.sectors.base,
-        f"{work.wavefronts:.3g} wavefronts of the L1": 1e6
-        * work.wavefronts
-        / times.wavefronts.base,
-        f"{work.instructions:.3g} instructions": issued_us(work, device),
+        f"{work.bytes / 1e6:.1f} MB": memory_us(work, device),
+        f"{work.scattered:.3g} sectors": 1e6 * work.scattered / device.times.sectors.base,
+        f"{work.primitives:.3g} instructions of operations": issued_us(work, device),
+        f"{work.programs} programs": programs_us(work, device),
     }
     why, us = max(parts.items(), key=lambda item: item[1])
     return f"{why}: {us:.1f} µs"

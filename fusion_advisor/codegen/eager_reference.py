@@ -81,6 +81,8 @@ def reference_lines(
         """The size along an axis. An input that has the axis may be broadcast along it: what was
         made of it has the size."""
         for ref in near:
+            if ref not in flow.annotated.tensors:  # a gradient that nobody asked for
+                continue
             shape = flow.annotated.tensors[ref].shape
             for d, dim in enumerate(expressed.dims.get(ref, ())):
                 if factors(dim, shape[d], extents) == ((axis,), 1):

@@ -65,8 +65,11 @@ class TimeModel(Protocol):
         """Time of a call of a group's kernels, with a cold L2, us."""
         ...
 
-    def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
-        """Interval that holds 90 % of measured speed-ups."""
+    def interval(
+        self, flow: Dataflow, launches: Sequence[int], fused_us: float
+    ) -> tuple[float, float]:
+        """Interval that holds 90 % of measured speed-ups of a call of launches, by number, whose
+        kernels are predicted to take `fused_us`."""
         ...
 
 
@@ -85,10 +88,11 @@ class Roofline:
         busy = _longer(fused.moved, fused.arithmetic_us, device)
         return busy + fused.launches * device.launch_us
 
-    def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
+    def interval(
+        self, flow: Dataflow, launches: Sequence[int], fused_us: float
+    ) -> tuple[float, float]:
         """Interval from no gain to the roofline's gain: nothing narrower is known here."""
-        del device
-        ratio = unfused_us / fused_us
+        ratio = self.eager_us(flow, launches) / fused_us
         return min(1.0, ratio), max(1.0, ratio)
 
 

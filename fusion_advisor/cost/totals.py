@@ -45,6 +45,6 @@ def least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
     # Views that overlap are together no more than what they look at.
     taken = sum(min(sum(parts.values()), annotated.tensors[b].bytes) for b, parts in read.items())
     moving_us = (taken + written) / fastest * 1e6
-    least_launch = min(device.times.eager_launch.value, device.times.kernel_launch.value)
+    least_launch = device.times.launch.value
     launches = (max(turns, default=0) + 1) // 2
     return left_us + max(moving_us, launches * least_launch)

@@ -79,13 +79,11 @@ def compare_with_inductor(
     plan, device = subject.plan, subject.device
     assert plan is not None
     kernel_us = decision.fused_us - device.times.call.value
-    least_us = plan.launches * device.times.kernel_launch.value
+    least_us = plan.launches * device.times.launch.value
     slower = _slower(plan, rules).of(narrow=_narrow(plan.region), tuned=tuned)
     blocked_bytes, kept_bytes, launches = _blocked(subject.flow, subject.border)
     crossing = (*subject.border.inputs, *subject.border.outputs)
-    blocked_us = (
-        1e6 * blocked_bytes / device.bandwidth + launches * device.times.kernel_launch.value
-    )
+    blocked_us = 1e6 * blocked_bytes / device.bandwidth + launches * device.times.launch.value
     return InductorComparison(
         inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
         kernel_us=kernel_us,

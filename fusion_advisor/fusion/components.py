@@ -206,7 +206,7 @@ def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
         near=near,
         alone_us=[annotated.costs[flow.nodes[n].name].time_us for n in numbers],
         traffic=traffic,
-        launch_us=min(times.eager_launch.value, times.kernel_launch.value),
+        launch_us=times.launch.value,
     )
 
 

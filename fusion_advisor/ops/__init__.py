@@ -40,7 +40,6 @@ __all__ = [
 OFFERS = (
     "attention",
     "given",
-    "losses",
     "registry",
 )
 """The modules that other rooms may import."""

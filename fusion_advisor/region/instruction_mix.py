@@ -14,8 +14,6 @@ from fusion_advisor.rulebook.devices import Device
 
 UNISSUED = ("load", "const", "given", "place", "extent", "size", "taken")
 """Operations of addresses and constants, whose cost is counted with the elements."""
-_FEW = 3
-"""Instructions up to which a primitive counts as one that the compiler contracts with others."""
 
 
 def precise(region: Region) -> bool:
@@ -25,16 +23,14 @@ def precise(region: Region) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Instructions of lanes: of steps of reductions, one each; of primitives of one or two, which
-    the compiler contracts with others; and of all other primitives."""
+    """Instructions of lanes: of steps of reductions, one each; and of primitives."""
 
     steps: float
-    simple: float
-    others: float
+    primitives: float
 
     @property
     def total(self) -> float:
-        return self.steps + self.simple + self.others
+        return self.steps + self.primitives
 
 
 def instructions(
@@ -46,7 +42,7 @@ def instructions(
 ) -> Issued:
     """Instructions for the values of a region. `lanes` says how many lanes make each value; without
     it, each is made once for every element that it has."""
-    steps = simple = others = 0.0
+    steps = primitives = 0.0
     sums = one_more(region)
     for number in region.live:
         expr = region.exprs[number]
@@ -63,10 +59,8 @@ def instructions(
         each = device.worth(made, expr.dtype, precise=longer or expr.exact)
         if combined:
             steps += count
-            within = MONOIDS[expr.monoid].within
-            others += count * sum(device.worth(one, expr.dtype, precise=precise) for one in within)
-        elif each < _FEW:
-            simple += count * each
+            for one in MONOIDS[expr.monoid].within:
+                primitives += count * device.worth(one, expr.dtype, precise=precise)
         else:
-            others += count * each
-    return Issued(steps, simple, others)
+            primitives += count * each
+    return Issued(steps, primitives)

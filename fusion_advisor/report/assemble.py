@@ -304,9 +304,7 @@ def _group_time(
     if finding.measured_us is None:
         return None
     decision = finding.decision
-    low, high = time_model().interval(
-        decision.unfused_us, decision.fused_us, decision.subject.device
-    )
+    low, high = _interval(decision)
     times = [profile.nodes.get(name) for place in names for name in place]
     backward = [time.backward_us for time in times if time and time.backward_us is not None]
     speedup = finding.unfused_us / decision.fused_us
@@ -369,8 +367,14 @@ def _predicted(decision: Decision) -> PredictedRow:
     return PredictedRow.of(
         decision,
         speedup=unfused_us / fused_us,
-        interval=time_model().interval(unfused_us, fused_us, decision.subject.device),
+        interval=_interval(decision),
     )
+
+
+def _interval(decision: Decision) -> tuple[float, float]:
+    """Interval of a group's speed-up."""
+    subject = decision.subject
+    return time_model().interval(subject.flow, subject.launches, decision.fused_us)
 
 
 def _activations_saved(decision: Decision) -> int:

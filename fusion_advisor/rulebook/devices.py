@@ -40,9 +40,6 @@ SECTOR_BYTES = 32
 """Bytes of a sector, the least that the L2 reads or writes of a line."""
 LINE_BYTES = 128
 """Bytes of a line of the L1."""
-LANES_SERVED = 4
-"""Lanes that the L1 serves a clock where their elements lie a line apart or more: 8.2 wavefronts
-for 32 lanes (counted on an H200, 2026-11-23)."""
 
 VECTOR_BYTES = 16
 """Bytes of the widest access of a thread."""
@@ -131,78 +128,24 @@ class Achieved(Table):
 
 
 class Speed(Table):
-    """Speed of one kind of kernel."""
+    """Speed of one kind of launch."""
 
     share: Share
     """Share of the copy bandwidth that the kind reaches."""
-    ramp: Share
-    """Extra time for reading the first bytes, as many as the L2 holds."""
-    latency: Time
-    """Time of one program beyond moving its bytes: its first load, its reductions."""
-    step: Time
-    """Time of each further step that a program takes in sequence; for eager's kernels, of each
-    round of loads."""
-    arithmetic: Share
-    """Share of the peak that the arithmetic reaches; the instructions of emitted kernels are
-    counted instead."""
-    least: Speedup
-    """Launch floors of the kind: some ops are several launches, or long ones."""
-    overlap: Speedup
-    """Power p in which the times of memory, addresses and arithmetic add up: 1 adds them, a large p
-    takes the longest."""
-
-
-class EagerSpeed(Speed):
-    """Speed of a kind of eager's kernels, with instructions as the hardware counted them."""
-
-    warp: Instruction | None = None
-    """Instructions of a warp, whatever it does."""
-    round: Instruction | None = None
-    """Instructions for each round of loads."""
-    tap: Instruction | None = None
-    """Instructions for each load from the L1."""
     element: Instruction | None = None
-    """Instructions for each element of a lane, beside the primitives of a pointwise kernel."""
-    near: Time
-    """Time that a block waits for a load from the L1."""
-    unaligned: Share
-    """Factor of the share where rows do not begin at 16 bytes."""
-
-
-class KernelSpeed(Speed):
-    """Speed of a kind of emitted kernel."""
-
-    warp_bandwidth: Bandwidth
-    """Bandwidth of one warp at most."""
-
-
-class Issue(Table):
-    """Instructions of a warp of an emitted kernel for each thing that `issue.Tally` counts."""
-
-    program: Instruction
-    access: Instruction
-    request: Instruction
-    masked: Instruction
-    divided: Instruction
-    simple: Share
-    other: Share
-    step: Instruction
-    exchange: Instruction
-    scanned: Instruction
+    """Instructions of a lane for each element that it walks, beside scalar operations; of emitted
+    kernels these are counted."""
+    wait: Time | None = None
+    """Time of each further wait of a program for its loads; None where programs wait once."""
 
 
 class Allocated(Table):
-    """Estimate of the registers of a thread of an emitted kernel before compilation: the sum of
-    these parts."""
+    """Estimate of the registers of a thread of an emitted kernel before compilation."""
 
     least: Registers
     """Registers of any kernel."""
     alive: Share
     """Registers for each value that is estimated to be alive at once."""
-    store: Registers
-    """Registers for each tensor that is written."""
-    serial: Registers
-    """Registers for a walk of each lane over positions of its own."""
 
 
 class Reduction(Table):
@@ -219,128 +162,74 @@ class Reduction(Table):
     """Positions a thread from which on the warps of a block, and blocks, share a result."""
 
 
-class Pointwise(Table):
-    """Elements of each thread of eager's pointwise kernels."""
-
-    threads: Count
-    """Threads of a block."""
-    contiguous: Count
-    """Elements of a thread where all tensors have the same layout."""
-    cast: Count
-    """Elements of a thread where dtypes differ."""
-    wide: Count
-    """Elements of a thread where layouts differ, for 4 bytes and more."""
-    narrow: Count
-    """Elements of a thread where layouts differ, for fewer than 4 bytes."""
-
-
-NARROW = "_narrow"
-"""Suffix of the kernels that read elements of less than four bytes: as many bytes take more
-instructions, and a thread has fewer in flight."""
-
-
 class Times(Table):
     """Figures of the time model (`perfmodel`)."""
 
     fitted_on: Text
-    """Device whose kernels the figures were fitted on."""
+    """Device whose launches the figures were fitted on."""
     call: Time
     """Time of a call beyond its launches, with cold caches."""
-    eager_launch: Time
+    launch: Time
     """Floor of one launch among others."""
-    kernel_launch: Time
-    eager_warps: Count
-    """Warps of a block of eager's row kernels, about."""
-    eager_short: Mapping[str, Elements]
-    """Row length below which a row of the op has one warp."""
-    eager_held: Mapping[str, Elements]
-    """Row length below which a block of the op holds its row in registers."""
-    eager_blocks: Mapping[str, Count]
-    """Warps of a block of the op, each block with one row."""
-    eager_registers: Mapping[str, Registers]
-    """Registers of a thread of eager's kernels where they limit occupancy: by the kernel, and by
-    how much its threads hold at once (`Blocks.held`)."""
-    eager_reduction: Reduction
-    eager_pointwise: Pointwise
-    eager_passes: Mapping[str, Count]
-    """Passes of the op over rows longer than `eager_row`; one, if not named."""
-    eager_row: Bytes
-    """Row length up to which eager's kernels keep rows on chip."""
-    blocks: Rate
-    """Programs that the device starts a second."""
-    last: Time
-    """Time of each round of the block that combines the results of the other blocks."""
-    absorbed: Share
-    """Time saved on the first bytes written, as many as the L2 holds."""
+    latency: Time
+    """Time of a program beside its further waits: its first load, its reductions."""
     first: Time
     """Wait of the first bytes read, where there are many."""
     first_bytes: Bytes
     """Bytes of which the first wait is half of `first`."""
+    absorbed: Share
+    """Share of the time saved on the first bytes written, as many as the L2 holds."""
     l2_speed: Speedup
     """Bandwidth of the L2 over that of the memory."""
-    found: Share
-    """Share of a round of loads that is saved where the L2 holds the data."""
     l2_kept: Share
     """Share of the L2 that keeps what was just written or read."""
-    chained: Time
-    """Wait of a program for each of its reductions in sequence."""
-    fetched: Time
-    """Wait of a warp of an emitted kernel for the fetch of a thousand instructions."""
-    wave: Time
-    """Wait between waves where a multiprocessor holds one program."""
-    torn: Share
-    """Share (0 to 1) of over-fetched sector bytes that still costs HBM bandwidth."""
-    wavefronts: Rate
-    """Wavefronts a second of the L1s of all multiprocessors."""
+    torn: Speedup
+    """Factor on the time of bytes of sectors beside the elements that a program takes of them."""
     sectors: Rate
     """Scattered elements a second that the L2 reads or writes one by one."""
-    issue: Issue
+    wave: Time
+    """Wait between waves where a multiprocessor holds one program."""
+    overlap: Speedup
+    """Power p in which the parts of a launch add up: 1 adds them, a large p takes the longest."""
+    primitive: Share
+    """Issue slots for each instruction of a scalar operation (`rules/instructions.toml`)."""
+    step: Instruction
+    """Instructions for each place that a reduction combines."""
+    request: Instruction
+    """Instructions for each load or store of a warp, its address included."""
+    arithmetic: Share
+    """Share of the device's peak that eager's products reach."""
     registers: Allocated
-    short: Time
-    """Time below which a prediction is as uncertain as `spread_short` says, else as
-    `spread_long` does."""
-    spread_short: Share
-    spread_long: Share
-    eager: Mapping[str, EagerSpeed]
-    """Speeds of eager's kernels, by the kind of kernel, or by the op where it differs from its
-    kind; else `other`."""
-    kernel: Mapping[str, KernelSpeed]
-    """Speeds of emitted kernels, by schedule; else `other`."""
+    eager_threads: Count
+    """Threads of a block of eager's layer norms, and of softmaxes of short rows."""
+    eager_short: Elements
+    """Elements of the longest row of a softmax that one warp has."""
+    eager_reduction: Reduction
+    steady: tuple[str, ...]
+    """Kinds whose times are known best."""
+    spread: Share
+    """How far off 90 % of predicted speed-ups are at most, where all of eager's launches are of
+    `steady` kinds: half the width of their interval."""
+    spread_other: Share
+    """The same where some are of another kind."""
+    kinds: Mapping[str, Speed]
+    """Speeds by the kind of launch: of eager's by how they walk memory, and `kernel`; for what is
+    not named, `other`."""
 
-    def speed(self, kind: str, op: str = "") -> EagerSpeed | KernelSpeed:
-        """Speed of a kind such as `eager.stream` or `kernel.row`, or of one of its kernels."""
-        return self._speeds(kind)[self.named(kind, op)]
-
-    def named(self, kind: str, op: str = "") -> str:
-        """The name that has figures: the kernel, the same kernel for wider elements, the kind, or
-        `other`."""
-        return next((name for name in _names(kind, op) if name in self._speeds(kind)), "other")
-
-    def registers_of(self, kind: str, op: str = "", held: int = 0) -> int:
-        """Registers of a thread of an eager kernel that holds so much at once; 0 where registers
-        limit nothing."""
-        known = self.eager_registers
-        keys = (key for name in _names(kind, op) for key in (f"{name}_{held}", name))
-        return next((known[key].count for key in keys if key in known), 0)
-
-    def _speeds(self, kind: str) -> Mapping[str, EagerSpeed] | Mapping[str, KernelSpeed]:
-        return self.kernel if kind.startswith("kernel") else self.eager
+    def speed(self, kind: str) -> Speed:
+        """Speed of a kind, or of `other`."""
+        return self.kinds.get(kind) or self.kinds["other"]
 
     @property
     def fastest(self) -> float:
         """The largest share of the copy bandwidth: no kernel is faster."""
-        return max(s.share.value for s in (*self.eager.values(), *self.kernel.values()))
+        return max(speed.share.value for speed in self.kinds.values())
 
     @model_validator(mode="after")
     def _has_other(self) -> Times:
-        if "other" not in self.eager or "other" not in self.kernel:
-            raise ValueError("expected 'other' kinds, of eager and of kernel")
+        if "other" not in self.kinds or "kernel" not in self.kinds:
+            raise ValueError("expected the kinds 'kernel' and 'other'")
         return self
-
-
-def _names(kind: str, op: str) -> tuple[str, ...]:
-    """Names to look up, in order: the kernel, the same kernel for wider elements, the kind."""
-    return op, op.removesuffix(NARROW), kind.partition(".")[2]
 
 
 class Instructions(Table):

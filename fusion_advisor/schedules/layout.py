@@ -203,6 +203,9 @@ def _few(axes: Sequence[int], sizes: Mapping[int, int]) -> bool:
     return prod(sizes[axis] for axis in axes) <= _MOST_PLACES
 
 
+_At = Mapping[int, int]
+
+
 def _walk(axes: Sequence[int], sizes: Mapping[int, int]) -> Iterator[_At]:
     """Each place of some axes."""
     for at in product(*(range(sizes[axis]) for axis in axes)):
@@ -299,18 +302,6 @@ def index_of(region: Region, number: int, sizes: Mapping[int, int]) -> Callable[
         return lambda at: int(fold(first(at), second(at)))
     other = _OTHERS[expr.op]
     return lambda at: other([arg(at) for arg in args])
-
-
-def evaluates(region: Region, number: int) -> bool:
-    """Is an index a function of places alone, which `index_of` can work out?"""
-    parts = (region.exprs[i] for i in reach(region, number))
-    return all(
-        part.number is not None or part.op == "place" or part.op in FOLD or part.op in _OTHERS
-        for part in parts
-    )
-
-
-_At = Mapping[int, int]
 
 
 def _chosen(args: list[int]) -> int:

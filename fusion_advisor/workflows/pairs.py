@@ -223,8 +223,9 @@ _Results = tuple[Ref, ...]
 
 def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> list[Decision]:
     """Sets of launches that make all results of a graph, each from the graph's inputs alone: what
-    several need, each makes again. Results are made together where that is predicted to take less
-    time. Raises ValueError where a set has no kernel, or there are more than `most`."""
+    several need, each makes again. Results are made together unless that is predicted to take
+    longer by more than a launch. Raises ValueError where a set has no kernel, or there are more
+    than `most`."""
     whole = dataflow(graph, device)
     bases = dict.fromkeys(whole.base(ref) for ref in whole.results)
     made = tuple(ref for ref in bases if whole.launches(whole.position[ref.node]))
@@ -247,7 +248,7 @@ def _covering(graph: Graph, device: Device, rulebook: Rulebook, most: int) -> li
         sets = [made]
     while len(sets) > 1:
         pair = max(combinations(sets, 2), key=saved_us)
-        if saved_us(pair) < 0.0:
+        if saved_us(pair) < -device.launch_us:  # which a launcher more costs the host
             break
         sets = [*(each for each in sets if each not in pair), together(*pair)]
     if len(sets) > most:

@@ -139,16 +139,16 @@ def test_a_causal_mask_is_told_once_at_its_line(folder: Path) -> None:
     )
     assert row.line == "F.scaled_dot_product_attention(q, k, v, scale=0.1, is_causal=True)"
     assert row.proof.startswith("its mask is causal; proven from")
-    (advice,) = report.advice
-    assert (row.advice, advice.code) == ([advice.id], "masked-attention")
+    (advice,) = (each for each in report.advice if each.code == "masked-attention")
+    assert row.advice == [advice.id]
     assert row.saved_us == pytest.approx(advice.saved_us)
     made = {node.name: node.op for node in report.nodes}
     assert {made[name] for name in row.nodes} == {
         "aten.ones.default", "aten.tril.default", "aten.scaled_dot_product_attention.default",
     }  # fmt: skip
     assert len(row.nodes) == 6
-    (told,) = wording.advised(report)
-    assert (told.id, told.code) == (advice.id, "needless-mask")
+    told = next(each for each in wording.advised(report) if each.id == advice.id)
+    assert told.code == "needless-mask"
     said = text.render(report)
     assert "needless-mask at causal.py:11" in said
     assert "masked-attention" not in said
@@ -197,7 +197,7 @@ def test_what_dynamo_cannot_capture_is_one_line(folder: Path) -> None:
     report = analysed(folder, "disabled")
     assert report.rewrites == []
     assert report.not_rewritten.startswith("Dynamo captures no graph")
-    assert [each.code for each in report.advice] == ["masked-attention"]
+    assert "masked-attention" in {each.code for each in report.advice}
     assert "not looked for everywhere: Dynamo captures" in text.render(report)
 
 

@@ -208,8 +208,8 @@ def test_what_saves_few_bytes_is_held_to_the_time_that_it_saves() -> None:
 def test_matmul_matmul_softmax_fails_the_first_step() -> None:
     square = [torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(3)]
     _, _, grouping = analysed(lambda a, b, c: torch.softmax(a @ b @ c, -1), *square)
-    (alone,) = grouping.groups
-    assert len(alone.decision.subject.launches) == 1, "eager's softmax, which is slow"
+    alone = [group.decision.subject.launches for group in grouping.groups]
+    assert all(len(launches) == 1 for launches in alone), "eager's softmax at most"
     ends = [f.decision for f in grouping.candidates]
     (decision,) = [d for d in ends if len(d.subject.launches) > 1]
     assert (decision.gates[0].name, decision.gates[0].outcome) == ("compute-bound", "fails")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -10,7 +11,6 @@ from fusion_advisor.perfmodel.model import (
     Work,
     between_us,
     call_us,
-    fetched_us,
     kept,
     launch_us,
     memory_us,
@@ -21,8 +21,8 @@ from fusion_advisor.rulebook.load import load_rulebook
 RULES = load_rulebook()
 H200 = RULES.device("h200")
 MEBI = 1 << 20
-STREAM = Work("eager.stream", 256 * MEBI, 256 * MEBI, elements=64 * MEBI)
-ROW = Work("kernel.row", 256 * MEBI, 256 * MEBI, programs=65536, warps=4, at_once=2112)
+STREAM = Work("stream", 256 * MEBI, 256 * MEBI, elements=64 * MEBI)
+ROW = Work("kernel", 256 * MEBI, 256 * MEBI, programs=65536, warps=4, at_once=2112)
 
 
 def test_a_large_stream_runs_near_the_copy_bandwidth() -> None:
@@ -31,47 +31,44 @@ def test_a_large_stream_runs_near_the_copy_bandwidth() -> None:
 
 def test_a_short_kernel_takes_its_launch() -> None:
     short = replace(STREAM, bytes_read=4096, bytes_written=4096, elements=1024)
-    assert launch_us(short, H200) == pytest.approx(H200.times.eager_launch.value, rel=0.1)
+    assert launch_us(short, H200) == pytest.approx(
+        H200.times.launch.value + H200.times.latency.value, rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
     "slower",
     [
         replace(ROW, bytes_read=512 * MEBI),
+        replace(ROW, torn=256 * MEBI),
+        replace(ROW, scattered=1 << 28),
+        replace(ROW, elements=1 << 40, kind="stream"),
+        replace(ROW, primitives=1e9),
+        replace(ROW, steps=1e9),
+        replace(ROW, requests=1e9),
         replace(ROW, arithmetic_us=10_000.0),
-        replace(ROW, programs=16),
-        replace(ROW, instructions=1 << 30),
-        replace(ROW, wavefronts=1 << 28),
-        replace(ROW, scattered=1 << 30),
-        replace(ROW, chained=100),
+        replace(ROW, programs=16, at_once=1),
         replace(ROW, programs=1 << 24),
-        replace(ROW, last=100),
+        replace(ROW, depth=1000),
         replace(ROW, launches=2),
     ],
     ids=[
         "bytes",
-        "arithmetic",
-        "few programs",
-        "instructions",
-        "wavefronts of the L1",
+        "torn sectors",
         "sectors apart",
-        "reductions after each other",
+        "elements that eager walks",
+        "instructions",
+        "steps of reductions",
+        "loads and stores",
+        "products",
+        "waves",
         "many programs",
-        "a last program",
+        "waits for loads",
         "several launches",
     ],
 )
 def test_what_makes_a_kernel_slower(slower: Work) -> None:
     assert launch_us(slower, H200) > launch_us(ROW, H200)
-
-
-@pytest.mark.parametrize(
-    "slower",
-    [replace(STREAM, instructions=1 << 34), replace(STREAM, unaligned=True)],
-    ids=["instructions", "unaligned"],
-)
-def test_what_makes_a_kernel_of_eagers_slower(slower: Work) -> None:
-    assert launch_us(slower, H200) > launch_us(STREAM, H200)
 
 
 def test_what_lies_in_the_l2_is_read_faster() -> None:
@@ -92,24 +89,38 @@ def test_a_call_is_its_start_and_its_launches() -> None:
     assert both == pytest.approx(times.call.value + 2 * launch_us(STREAM, H200))
 
 
-def test_an_interval_holds_its_speed_up_and_short_kernels_have_wider_ones() -> None:
-    widths: list[float] = []
-    for fused_us in (5.0, 500.0):
-        low, high = speedup_interval(2 * fused_us, fused_us, H200)
-        assert low < 2 < high
-        widths.append(high / low)
-    assert widths[0] != widths[1]
+def test_an_interval_holds_its_speed_up() -> None:
+    fused_us = call_us([STREAM], H200) / 2
+    low, high = speedup_interval([STREAM], fused_us, H200)
+    assert low < 2 < high
+    assert low * high == pytest.approx(4.0)
+    sums = replace(STREAM, kind="scan")
+    lowest, highest = speedup_interval([STREAM, sums], fused_us, H200)
+    assert highest / lowest > high / low
 
 
 def test_nothing_is_faster_than_the_datasheet() -> None:
     assert H200.times.fastest <= H200.datasheet_bandwidth / H200.bandwidth + 1e-9
 
 
-def test_an_op_that_is_not_as_its_kind_has_figures_of_its_own() -> None:
+def test_a_kind_that_nobody_named_has_the_figures_of_others() -> None:
     times = H200.times
-    assert times.speed("eager.normal", "native_group_norm") is times.eager["native_group_norm"]
-    assert times.speed("eager.normal", "no_such_op") is times.eager["normal"]
-    assert times.speed("kernel.no-such-schedule") is times.kernel["other"]
+    assert times.speed("row") is times.kinds["row"]
+    assert times.speed("no-such-kind") is times.kinds["other"]
+
+
+def test_the_time_model_is_small() -> None:
+    """More figures were more of the list that they were fitted to: 780 predicted drawn modules no
+    better than these."""
+    times = H200.times.model_dump()
+
+    def numbers(table: object) -> int:
+        if not isinstance(table, dict):
+            return 0
+        mine = cast("dict[str, object]", table)
+        return 1 if "value" in mine else sum(map(numbers, mine.values()))
+
+    assert 50 < numbers(times) <= 120
 
 
 @pytest.mark.parametrize("device", RULES.devices.values(), ids=lambda device: device.name)
@@ -130,7 +141,7 @@ def test_times_of_a_device_of_its_own_are_laid_over_the_shared_ones(tmp_path: ob
     rules = load_rulebook([overlay])
     assert rules.device("l4").times.fitted_on == "l4"
     assert rules.device("l4").times.call.value == 9
-    assert rules.device("l4").times.eager == H200.times.eager
+    assert rules.device("l4").times.kinds == H200.times.kinds
     assert rules.device("h200").times == H200.times
 
 
@@ -155,19 +166,3 @@ def test_the_l2_takes_in_what_a_short_kernel_writes() -> None:
             for w in more]  # fmt: skip
     apart = [memory_us(read, H200) - memory_us(write, H200) for read, write in (more, most)]
     assert apart[1] == pytest.approx(apart[0], abs=0.01)
-
-
-def test_instructions_come_before_they_run() -> None:
-    long = replace(ROW, instructions=1 << 26)
-    assert fetched_us(long, H200) > fetched_us(ROW, H200)
-    # A loop's come once.
-    assert fetched_us(replace(long, depth=2), H200) < fetched_us(long, H200)
-    assert fetched_us(replace(STREAM, instructions=1 << 26), H200) == 0.0
-
-
-def test_narrow_elements_have_figures_of_their_own_where_they_were_timed() -> None:
-    times = H200.times
-    assert times.named("eager.stream", "stream_narrow") == "stream_narrow"
-    assert times.named("eager.scan", "cumprod_narrow") in times.eager
-    assert times.named("eager.normal", "softmax_held_narrow") != "other"
-    assert times.named("kernel.nothing", "nothing_narrow") == "other"
