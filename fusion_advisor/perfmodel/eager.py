@@ -86,9 +86,10 @@ def _twice(work: Work, size: int, *, scattered: int, device: Device) -> Work:
 def _kind(call: Call, op: Op | None) -> str:
     """Kind of the launch. `stream`: all layouts alike; `cast`: types differ; `broadcast`: some
     tensors are smaller; `strided`: rows of some tensor begin elsewhere; `transposed`: the elements
-    of a row lie apart. `norm`, `rms`, `softmax`: the result is as large as the operand; `row`,
-    `column`: it is smaller, and the reduced elements lie contiguous, or do not; `extreme`: either,
-    for the largest or least; `norm_backward`: a norm's gradients. Else the op's pattern."""
+    of a row lie apart. `layer`, `rms`, `norm` (of channels), `softmax`: the result is as large as
+    the operand; `row`, `column`: it is smaller, and the reduced elements lie contiguous, or do not;
+    `extreme`: either, for the largest or least; `norm_backward`: a norm's gradients. Else the op's
+    pattern."""
     if op is None:
         return "other"
     if op.pattern == "reduction" and "norm_backward" in call.node.op:
@@ -126,6 +127,8 @@ def _normalises(call: Call) -> str:
         return "softmax"
     if "rms_norm" in name:
         return "rms"
+    if "layer_norm" in name:
+        return "layer"
     return "norm" if "norm" in name and "vector_norm" not in name else ""
 
 
@@ -175,7 +178,7 @@ def _blocks(call: Call, kind: str, device: Device) -> Blocks:
     warp = device.warp_size
     if kind in ("row", "column", "extreme"):
         return _reducing(call, device)
-    rows = _rows(call) if kind in ("softmax", "norm", "rms", "scan") else 0
+    rows = _rows(call) if kind in ("softmax", "norm", "layer", "rms", "scan") else 0
     if rows:
         return _by_rows(call, kind, rows, device)
     if kind == "gather" and _elements(call, kind) == 1:  # a loss: one block walks all samples
@@ -203,10 +206,10 @@ def _by_rows(call: Call, kind: str, rows: int, device: Device) -> Blocks:
     if kind == "softmax":
         threads = device.multiprocessor.threads_per_block.count
     group = "group" in call.node.op
-    if group or (kind == "norm" and length % vector):  # one kernel for moments, one for results
+    if group or (kind == "layer" and length % vector):  # one kernel for moments, one for results
         threads, passes = times.eager_reduction.threads.count, 1 if group else 2
         return Blocks(rows, threads // warp, passes * -(-length // threads), 2)
-    passes = 2 if kind == "norm" else 1  # the moments, and then the results
+    passes = 2 if kind in ("layer", "norm") else 1  # the moments, and then the results
     return Blocks(rows, threads // warp, passes * -(-length // (threads * vector)))
 
 
