@@ -55,6 +55,7 @@ def _arguments() -> argparse.Namespace:
         verb.add_argument("cases", type=Path)
         verb.add_argument("times", type=Path, nargs="+", help="later files win")
         verb.add_argument("--out", type=Path)
+        verb.add_argument("--device", default=cases.DEVICE, help="that the times are of")
     verb = verbs.add_parser("ablate")
     verb.set_defaults(run=fitting.ablate)
     verb.add_argument("files", type=Path, nargs=4, help="cases and times to fit, and to judge by")

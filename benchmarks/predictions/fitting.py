@@ -109,8 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit to all cases, and write the rules."""
     torch.set_default_dtype(torch.float64)
     rules = load_rulebook()
-    seen = samples(arguments.cases, arguments.times, rules.device(DEVICE), rules)
-    device = fitted(with_registers(rules.device(DEVICE), seen), points(seen))
+    begun = rules.device(arguments.device)
+    seen = samples(arguments.cases, arguments.times, begun, rules)
+    device = fitted(with_registers(begun, seen), points(seen))
     print(f"{sum(1 for _ in figures(device.times))} figures, {len(seen)} cases")
     text = toml(with_spread(device, seen).times)
     if arguments.out:

@@ -20,7 +20,6 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 
 from ..gpu import heading
-from .cases import DEVICE
 from .fitting import Sample, samples, speedup
 from .regret import TimedDecision, verdicts
 
@@ -31,7 +30,7 @@ GAIN = 1.0
 def run(arguments: argparse.Namespace) -> int:
     """Errors, verdicts and what was decided wrong, over cases that no fit has seen."""
     rules = load_rulebook()
-    device = rules.device(DEVICE)
+    device = rules.device(arguments.device)
     every = samples(arguments.cases, arguments.times, device, rules)
     timed = [s for s in every if s.kernel_us]
     alone = [s for s in every if len(s.eager) == 1]
