@@ -92,13 +92,13 @@ def memory_us(work: Work, device: Device) -> float:
 
 def issued_us(work: Work, device: Device) -> float:
     """Time to issue the instructions of a launch's warps, and of its products, us."""
-    times = device.times
-    element = times.speed(work.kind).element
-    issued = element.value * work.elements / device.warp_size if element else 0.0
+    times, speed = device.times, device.times.speed(work.kind)
+    issued = speed.element.value * work.elements / device.warp_size if speed.element else 0.0
     issued += times.primitive.value * work.primitives + times.step.value * work.steps
     issued += times.request.value * work.requests
     peak = device.peak_flops("cuda", "float32") / 2  # an instruction of a lane has two FLOPs
-    return 1e6 * issued * device.warp_size / peak + work.arithmetic_us / times.arithmetic.value
+    products_us = work.arithmetic_us / (speed.arithmetic.value if speed.arithmetic else 1.0)
+    return 1e6 * issued * device.warp_size / peak + products_us
 
 
 def programs_us(work: Work, device: Device) -> float:

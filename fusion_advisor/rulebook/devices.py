@@ -137,6 +137,8 @@ class Speed(Table):
     kernels these are counted."""
     wait: Time | None = None
     """Time of each further wait of a program for its loads; None where programs wait once."""
+    arithmetic: Share | None = None
+    """Share of the device's peak that products reach; None where there are none."""
 
 
 class Allocated(Table):
@@ -197,8 +199,6 @@ class Times(Table):
     """Instructions for each place that a reduction combines."""
     request: Instruction
     """Instructions for each load or store of a warp, its address included."""
-    arithmetic: Share
-    """Share of the device's peak that eager's products reach."""
     registers: Allocated
     eager_threads: Count
     """Threads of a block of eager's layer norms, and of softmaxes of short rows."""
