@@ -252,7 +252,8 @@ def totals(report: Report) -> list[tuple[str, str]]:
     """Totals of the model before and after, with its bound."""
     row = report.totals
     saved = row.hbm_bytes_unfused - row.hbm_bytes_fused
-    of = f", {percent(saved / row.saveable_bytes)} of the saveable" if row.saveable_bytes else ""
+    some = row.saveable_bytes and saved >= 0  # faster kernels may move more
+    of = f", {percent(saved / row.saveable_bytes)} of the saveable" if some else ""
     device = report.device
     borrowed = device.times_fitted_on not in ("", device.name)
     by = f", by the {device.times_fitted_on}'s kernels" if borrowed else ""
