@@ -331,7 +331,7 @@ def test_a_kernel_of_inductor_takes_no_product_with_it(tmp_path: Path) -> None:
     """Whatever else it names on either side, and though nothing else is in the trace."""
     recording = Recording()
     recording.op("triton_poi_fused_cos_sin_0", [("triton_poi_fused_cos_sin_0", 25.0)])
-    with pytest.raises(UsageError, match="another model: 4% of the graph's predicted time"):
+    with pytest.raises(UsageError, match=r"another model: \d+% of the graph's predicted time"):
         measured(recording.write(tmp_path / "t.json"))
 
 
