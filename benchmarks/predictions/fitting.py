@@ -175,7 +175,6 @@ def fitted(device: Device, seen: Sequence[Point], fixed: Sequence[str] = ()) -> 
 
     low, high = (torch.tensor([math.log(bounds(name)[i]) for name in users]) for i in (0, 1))
     begun = torch.tensor([math.log(value(device, name)) for name in users])
-    values, here, damping = begun.clone(), math.inf, 1.0
 
     def at(values: Tensor) -> Device:
         found = device
@@ -186,6 +185,7 @@ def fitted(device: Device, seen: Sequence[Point], fixed: Sequence[str] = ()) -> 
     def lost(values: Tensor) -> float:
         return calls.misfit(at(values)) + PULL * float(((values - begun) ** 2).sum())
 
+    values, damping = begun.clone(), 1.0
     here = lost(values)
     for _ in range(STEPS):
         slope, curve = calls.slope(at(values), users)
@@ -308,11 +308,12 @@ def ablate(arguments: argparse.Namespace) -> int:
         for cases, times in (arguments.files[:2], arguments.files[2:])
     )
     calls = points(seen)
-    for term in ("", *TERMS):
-        start, fixed = device, [name for name in figures(device.times) if name.endswith(term)]
-        for name in fixed if term else ():
-            start = changed(start, name, TERMS[term])
-        found = fitted(start, calls, fixed if term else ())
+    for term in (None, *TERMS):
+        start = device
+        fixed = [name for name in figures(device.times) if name.rpartition(".")[2] == term]
+        for name in fixed:
+            start = changed(start, name, TERMS[name.rpartition(".")[2]])
+        found = fitted(start, calls, fixed)
         kernels = [(s.fused, s.kernel_us) for s in others if s.kernel_us]
         groups = [(s.eager, s.eager_us) for s in others if s.kernel_us]
         alone = [(s.eager, s.eager_us) for s in others if len(s.eager) == 1]

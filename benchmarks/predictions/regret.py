@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimedDecision:
-    """One decision to fuse or not, with the times of eager and of the kernel; `weight` counts its
-    places."""
+    """One decision to fuse or not, with the times of eager and of the kernel."""
 
     fuse: bool
     eager_us: float
     kernel_us: float
-    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,8 @@ def verdicts(decisions: Iterable[TimedDecision]) -> Verdicts:
     taken = best = 0.0
     for one in decisions:
         cells[one.fuse, one.kernel_us < one.eager_us] += 1
-        taken += one.weight * (one.kernel_us if one.fuse else one.eager_us)
-        best += one.weight * min(one.kernel_us, one.eager_us)
+        taken += one.kernel_us if one.fuse else one.eager_us
+        best += min(one.kernel_us, one.eager_us)
     return Verdicts(
         cells[True, True],
         cells[True, False],

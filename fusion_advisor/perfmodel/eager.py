@@ -1,8 +1,9 @@
 """Launches of ATen's kernels: how each walks its tensors, which decides its speed (`model`).
 
-The kind follows from an operator's pattern and from the layouts, not from its name. What is known
-of grids is what `Reduce.cuh` computes, and that norms, softmaxes and scans have a block for each
-row; how often a block waits for its loads follows from that.
+The kind follows from an operator's pattern and from the layouts; of reductions that have kernels of
+their own (norms, softmaxes, extremes) from the name, too. What is known of grids is what
+`Reduce.cuh` computes, and that norms, softmaxes and scans have a block for each row; how often a
+block waits for its loads follows from that.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def launched(call: Call, op: Op | None, moved: tuple[int, int], device: Device) 
     """Work of one eager launch, which reads and writes `moved` HBM bytes; with a copy before it
     where the kernel accepts contiguous tensors only."""
     first = call.node.args[0] if call.node.args else None
-    copies = any(name in call.node.op for name in CONTIGUOUS) and call.operands
+    copies = any(name in call.node.op for name in CONTIGUOUS)
     if copies and isinstance(first, Ref) and not call.operands[0].contiguous:
         given = call.operands[0]
         steps = tuple(prod(given.shape[d + 1 :]) for d in range(len(given.shape)))
@@ -155,9 +156,10 @@ def _combines(call: Call) -> bool:
 
 def _scattered(call: Call, kind: str) -> int:
     """Sectors that neighbouring lanes ask for one by one."""
-    if kind == "copy" and call.node.outputs:  # of parts that lie between each other in the result
-        parts = len(call.operands)
-        return call.out.numel if parts > 1 and call.out.shape[-1:] == (parts,) else 0
+    if kind == "copy":  # of parts that lie between each other in the result
+        parts, dim = len(call.operands), call.arg(1, "dim")
+        last = isinstance(dim, int) and dim in (-1, len(call.out.shape) - 1)
+        return call.out.numel if last and call.out.shape[-1] == parts > 1 else 0
     if kind not in ("cast", "strided", "transposed"):
         return 0
     return sum(_apart(t, call.out) for t in call.operands if t.shape == call.out.shape)
@@ -261,11 +263,12 @@ def _power(count: int, most: int) -> int:
 
 def _elements(call: Call, kind: str) -> int:
     """Elements that the kernel walks: for a gather those that it takes, for pools all places
-    of their windows."""
+    of their windows; adaptive ones are given no windows, and walk their operand once."""
     made = max((tensor.numel for tensor in call.node.outputs if tensor is not None), default=0)
     if kind == "gather":
         return made
-    if "pool" in call.node.op and isinstance(sizes := call.arg(1), tuple):
+    windows = "pool" in call.node.op and "adaptive" not in call.node.op
+    if windows and isinstance(sizes := call.arg(1), tuple):
         return made * prod(size for size in sizes if isinstance(size, int))
     return max([made, *(tensor.numel for tensor in call.operands)])
 

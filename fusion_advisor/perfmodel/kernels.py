@@ -8,7 +8,7 @@ is one, too; else element by element.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import gcd, prod
 
@@ -43,11 +43,14 @@ def plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[Wo
 
 def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resident: int) -> Work:
     warps = step.programs * step.warps * step.turns
+    again = walks(step.region, step.serial)
+    most = max(again.values(), default=1)
+
+    def lanes(region: Region, number: int) -> float:
+        return _per_warp(step, region.depends[number], most, device)
+
     parts = [part.region for part in step.phases or (step,)]
-    made = [
-        instructions(r, device, precise=exact, lanes=partial(_times, step, r, device))
-        for r in parts
-    ]
+    made = [instructions(r, device, precise=exact, lanes=partial(lanes, r)) for r in parts]
     read, rounds = step.bytes_read + step.in_common, step.chunks * step.turns
     each = (read + step.bytes_written) / (step.programs * step.warps * device.warp_size)
     return Work(
@@ -58,7 +61,7 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
         torn=_torn(step),
         primitives=warps * sum(one.primitives for one in made),
         steps=warps * sum(one.steps for one in made),
-        requests=warps * _requests(step, device),
+        requests=warps * _requests(step, again, device),
         programs=step.programs,
         warps=step.warps,
         at_once=at_once(step, device, compiled),
@@ -75,15 +78,9 @@ def at_once(step: Step, device: Device, compiled: int | None = None) -> int:
     return of.holds(step.warps, registers) * device.sm_count
 
 
-def _times(step: Step, region: Region, device: Device, number: int) -> float:
-    """Number of times that a warp makes a value of a region: the kernel's region, or a phase's."""
-    again = max(walks(step.region, step.serial).values(), default=1)
-    return _per_warp(step, region.depends[number], again, device)
-
-
 def _per_warp(step: Step, axes: frozenset[int], again: int, device: Device) -> float:
-    """Places of a thread for a value along some axes; at least one, at each place that lanes walk
-    by themselves, `again` times."""
+    """Number of times that a warp makes a value along some axes: the places of a thread, at least
+    one, at each place that lanes walk by themselves, `again` times."""
     places = 1.0
     if axes & _axes(step.inner or step.outer):
         places *= step.block * step.chunks + step.rest
@@ -94,10 +91,10 @@ def _per_warp(step: Step, axes: frozenset[int], again: int, device: Device) -> f
     return found * again * prod(step.region.sizes[axis] for axis in walked) if walked else found
 
 
-def _requests(step: Step, device: Device) -> float:
-    """Loads and stores of one warp; those of masked ends count, those beyond a row do not."""
-    again, numbers = walks(step.region, step.serial), tuple(step.region.all("load"))
-    found = 0.0
+def _requests(step: Step, again: Mapping[int, int], device: Device) -> float:
+    """Loads and stores of one warp; those of masked ends count, those beyond a row do not. `again`
+    says by the load how often lanes walk its places."""
+    numbers, found = tuple(step.region.all("load")), 0.0
     for place, access in enumerate((*step.loads, *step.stores)):
         axes = _hangs(step, access)
         often = again.get(numbers[place], 1) if place < len(numbers) else 1

@@ -305,6 +305,14 @@ def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in "".join(lines)
 
 
+def test_no_share_of_the_saveable_is_told_where_faster_kernels_move_more() -> None:
+    report = mixed()
+    assert "of the saveable" in render(report, "text")
+    totals = report.totals
+    more = totals.model_copy(update={"hbm_bytes_fused": 2 * totals.hbm_bytes_unfused})
+    assert "of the saveable" not in render(report.model_copy(update={"totals": more}), "text")
+
+
 def test_an_unknown_format_names_the_known() -> None:
     with pytest.raises(UsageError, match="text, json, md"):
         render(mixed(), "pdf")
