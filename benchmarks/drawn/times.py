@@ -4,7 +4,8 @@
     python -m benchmarks.drawn.times --table [SEED ...]
 
 Each module of `draw.py` runs under eager, under `torch.compile` (default, and max-autotune without
-CUDA graphs), under our backend as it is, and with our kernels alone (`inner="eager"`: every
+CUDA graphs), under our backend in that last mode, in which it measures its choices, too (before
+2026-11-27 in the default mode: `backend`), and with our kernels alone (`inner="eager"`: every
 accepted group, the rest as eager launches it), in the rules' configuration and in one that the GPU
 chose (`tune="now"`). Ours are held to a float64 run, then all are timed in turn: medians, a cold
 L2, the host hidden. Everything is compiled ahead, in parallel; what a stopwatch chose meanwhile is
@@ -44,8 +45,9 @@ from .__main__ import HERE, called, drawn_module
 RESULTS = HERE.parent / "results" / "times.jsonl"
 LEAST_US = 100
 RIVALS = ("eager", "compile", "max-autotune")
-BACKEND, OURS, TUNED = "backend", "ours", "tuned"
+BACKEND, OURS, TUNED, BEFORE = "measured backend", "ours", "tuned", "backend"
 OWN = (OURS, TUNED, BACKEND)
+MEASURING = "max-autotune-no-cudagraphs"
 
 Row = dict[str, Any]
 
@@ -54,8 +56,7 @@ def rivals(model: Any) -> dict[str, Callable[..., Any]]:
     """Every way to run a model without kernels of ours, not compiled yet."""
     import torch
 
-    modes = None, "max-autotune-no-cudagraphs"
-    compiled = (torch.compile(model, dynamic=False, mode=mode) for mode in modes)
+    compiled = (torch.compile(model, dynamic=False, mode=mode) for mode in (None, MEASURING))
     return dict(zip(RIVALS, (model, *compiled), strict=True))
 
 
@@ -69,7 +70,7 @@ def ways(model: Any) -> dict[str, Callable[..., Any]]:
         options = {"inner": "eager", "tune": tune}
         return torch.compile(model, dynamic=False, backend=partial(fusion_advisor, options=options))
 
-    whole = torch.compile(model, dynamic=False, backend=fusion_advisor)
+    whole = torch.compile(model, dynamic=False, backend=fusion_advisor, mode=MEASURING)
     return {**rivals(model), BACKEND: whole, OURS: ours("off"), TUNED: ours("now")}
 
 
@@ -179,7 +180,7 @@ def _tuple(found: Any) -> tuple[Any, ...]:
 # --- what came of it -----------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Row], own: Sequence[str] = OWN) -> list[str]:
+def table(rows: Sequence[Row], own: Sequence[str] = (*OWN, BEFORE)) -> list[str]:
     """A line a module, then the figures."""
     beside = " | ".join(f"best rival / {way}" for way in own)
     lines = [

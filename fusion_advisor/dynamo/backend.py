@@ -133,6 +133,10 @@ class _Options:
     """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
+    alone: Inner
+    """What compiles one region, to be timed: without CUDA graphs."""
+    beside: str
+    """How it compiles, in words."""
     trained: Trained | None
     compiler: InnerCompiler
     device: str | None = None
@@ -339,8 +343,12 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
 
     compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
+    alone = {**patches, "triton.cudagraphs": False}
+    named = inner if isinstance(inner, str) else getattr(inner, "__qualname__", "a function")
+    beside = f"{named}, {sorted(alone.items())}"
     return _Options(
-        _inner(inner, patches), _trained(inner, patches), compiler, device, paths,
+        _inner(inner, patches), _inner(inner, alone), beside, _trained(inner, patches),
+        compiler, device, paths,
         tune=tune or ("now" if compiler.tuned else "cached"), **switched,
     )  # fmt: skip
 
@@ -393,13 +401,18 @@ def _divided(
     """Put calls of our kernels into a lowered graph."""
     rulebook = load_rulebook(options.rules)
     gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
-    names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()
-    device, chosen = choose_device(options.device, rulebook, names)
-    division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
+    names = [torch.cuda.get_device_name(gpu)] if gpu is not None else []
+    device, chosen = choose_device(options.device, rulebook, tuple(names))
+    measured = None if anywhere or not may_measure() else gpu
+    timed = measured is not None and options.tune != "off"
+    compiler = replace(options.compiler, timed=timed)
+    division = divide(lowered.graph, device, rulebook, compiler, (chosen,))
     places: Sequence[Occurrence] = division.places
-    if gpu is not None and not anywhere and may_measure():
-        prepare = partial(on_gpu, rulebook=rulebook, device=device, gpu=gpu)
-        watch = Stopwatch(rulebook, options.tune, torch.cuda.get_device_name(gpu), prepare)
+    if measured is not None:
+        prepare = partial(
+            on_gpu, rulebook=rulebook, device=device, gpu=measured, compiler=options.alone
+        )
+        watch = Stopwatch(rulebook, options.tune, names[0], prepare, options.beside)
         places = watch.places(division.flow, places)
     places = substitute(lowered, division.flow, places, anywhere=anywhere)
     return Outcome(tuple(places), division.report)

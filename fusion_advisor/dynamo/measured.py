@@ -1,5 +1,6 @@
 """Stage: run the backend's kernels on the GPU before they go into a graph: choose configurations
-where that is asked for (`tune`), and leave what takes longer than it was chosen for.
+and time Inductor's kernel for the region where that is asked for (`tune`), and leave what does not
+win.
 
 Kernels run on operands of their own, outside of any call, capture or fake mode. What was chosen is
 kept in the user's cache: by the kernel that the rules choose, classes of its operands, and the GPU.
@@ -18,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import does
@@ -63,6 +65,14 @@ class KernelRuns(Protocol):
         """Check of a kernel against float64, by the reference of the rules' own."""
         ...
 
+    def beside(self, kernel: Kernel, own: Kernel, rounds: int) -> Turns:
+        """Times of a kernel and of what the graph's compiler makes of the reference of the rules'
+        own, in turn."""
+        ...
+
+
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+"""What compiles a graph for example inputs."""
 
 Prepare = Callable[[Sequence[Tensor]], KernelRuns | None]
 """Function that allocates operands; None where they would take too much memory."""
@@ -70,12 +80,14 @@ Prepare = Callable[[Sequence[Tensor]], KernelRuns | None]
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Kernel that was chosen for a kind of places, its decision, and its time, us; None where it
-    was not timed. `said`: what the choice was made by; `failure`: why it does not run here."""
+    """Kernel that was chosen for a kind of places, its decision, its time and that of the graph's
+    compiler, us; None where it was not timed. `said`: what the choice was made by; `failure`: why
+    it does not run here."""
 
     decision: Decision
     kernel: Kernel
     us: float | None = None
+    inductor_us: float | None = None
     said: str = ""
     failure: str = ""
 
@@ -88,6 +100,8 @@ class Stopwatch:
     tune: Tune
     gpu: str
     prepare: Prepare
+    beside: str = ""
+    """How the graph's compiler compiles, by which its times are kept."""
     until: float = field(init=False)
     """Time of the monotonic clock at which configurations are no longer searched for."""
 
@@ -106,18 +120,29 @@ class Stopwatch:
             if kind is not None:
                 chosen[kind] = self._chosen(flow, places[kinds.index(kind)])
         return [
-            place if kind is None else self._judged(place, chosen[kind])
+            place
+            if place.kernel is None
+            else self._judged(place, chosen.get(kind) or _Chosen(place.decision, place.kernel))
             for kind, place in zip(kinds, places, strict=True)
         ]
 
     def _judged(self, place: Occurrence, chosen: _Chosen) -> Occurrence:
         """Place with the chosen kernel, or without one."""
-        inductor, us = self.rulebook.inductor, chosen.us
+        us, weighed = chosen.us, place.weighed
         if chosen.failure:
             return replace(place, kernel=None, why=f"does not run on this GPU: {chosen.failure}")
-        if us is not None and us > inductor.tolerated.value * place.worth_us:
-            why = f"takes {us:.0f} us on this GPU, where it was worth {place.worth_us:.0f} us"
+        if weighed is not None and us is not None and chosen.inductor_us is not None:
+            weighed = weighed.timed(us, chosen.inductor_us)
+            place = replace(place, weighed=weighed, why=str(weighed))
+        elif (
+            weighed is not None
+            and us is not None
+            and us > self.rulebook.inductor.tolerated.value * weighed.worth_us
+        ):
+            why = f"takes {us:.0f} us on this GPU, where it was worth {weighed.worth_us:.0f} us"
             return replace(place, kernel=None, why=why, as_fast=True)
+        if weighed is not None and not weighed.wins:
+            return replace(place, kernel=None, as_fast=True)
         if not chosen.said:
             return place
         planned = chosen.decision.subject.planned
@@ -132,10 +157,13 @@ class Stopwatch:
         tuned = self.tune != "off" and place.decision.fused_us >= tuning.least.value
         known = self._known(flow, place, own) if tuned else None
         first = known or _Chosen(place.decision, own)
-        doubtful = self.rulebook.inductor.timed.value <= place.worth_us < inf
+        weighed = place.weighed
+        worth_us = weighed.worth_us if weighed is not None and weighed.wins else 0.0
+        doubtful = worth_us >= self.rulebook.inductor.timed.value
         late = self.tune != "now" or time.monotonic() > self.until
         searched = tuned and known is None and not late
-        if not (doubtful or searched):
+        settled = known is not None and known.inductor_us is not None
+        if settled or not (doubtful or searched):
             return first
         runs = self.prepare(_operands(flow, place))
         if runs is None:
@@ -151,10 +179,15 @@ class Stopwatch:
     def _known(self, flow: Dataflow, place: Occurrence, own: Kernel) -> _Chosen | None:
         """Choice of an earlier run; None where there is none."""
         try:
-            kept = str(read(self._entry(flow, place, own))["configuration"])
+            kept = read(self._entry(flow, place, own))
+            wanted, us, inductor_us = (
+                kept[each] for each in ("configuration", "us", "inductor_us")
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return self._configured(flow, place, own, kept, f"tuned by an earlier run: {kept}")
+        said = f"tuned by an earlier run: {wanted}"
+        found = self._configured(flow, place, own, str(wanted), said)
+        return found and replace(found, us=us, inductor_us=inductor_us)
 
     def _searched(
         self, flow: Dataflow, place: Occurrence, own: Kernel, runs: KernelRuns
@@ -172,12 +205,29 @@ class Stopwatch:
         result = search(first, others, runs.timed, proven, self.rulebook)
         if result.failure:
             return None
-        kept = {"configuration": result.configuration}
-        put(self._entry(flow, place, own), kept, self.rulebook.cache.tuned.count)
         times = f"{result.us:.1f} us for {result.own_us:.1f} by rule"
         said = f"tuned: {result.configuration}, {times}"
         found = self._configured(flow, place, own, result.configuration, said)
-        return found and replace(found, us=result.us)
+        if found is None:
+            return None
+        found = replace(found, us=result.us)
+        if place.weighed is not None:
+            found = self._beside_the_compiler(found, own, runs)
+        kept = {
+            "configuration": result.configuration,
+            "us": found.us,
+            "inductor_us": found.inductor_us,
+        }
+        put(self._entry(flow, place, own), kept, self.rulebook.cache.tuned.count)
+        return found
+
+    def _beside_the_compiler(self, chosen: _Chosen, own: Kernel, runs: KernelRuns) -> _Chosen:
+        """Choice with its time and that of the graph's compiler; as it is where that has none."""
+        ours, inductor = runs.beside(chosen.kernel, own, self.rulebook.tuning.screened.count).series
+        if not ours.us or not inductor.us:
+            return chosen
+        us, inductor_us = statistics.median(ours.us), statistics.median(inductor.us)
+        return replace(chosen, us=us, inductor_us=inductor_us)
 
     def _configured(
         self, flow: Dataflow, place: Occurrence, own: Kernel, wanted: str, said: str
@@ -199,6 +249,7 @@ class Stopwatch:
             for t in _operands(flow, place)
         ]
         asked = {"kernel": does(own.text), "operands": operands, "gpu": self.gpu}
+        asked |= {"beside": self.beside if place.weighed is not None else ""}
         return entry(cache_folder() / "tuned", {**asked, "rules": self.rulebook.hash})
 
 
@@ -237,6 +288,7 @@ class DeviceKernelRuns:
     clock: DeviceClock
     rulebook: Rulebook
     gpu: torch.device
+    compiler: Compiler
     known: Truth | None = None
 
     def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
@@ -264,6 +316,20 @@ class DeviceKernelRuns:
             return Check(kernel.name, "cuda", passed=False, failure=cause(error))
         return Check(kernel.name, "cuda", passed=True)
 
+    def beside(self, kernel: Kernel, own: Kernel, rounds: int) -> Turns:
+        reference, failure = loaded(own.text).reference, ""
+        calls = [partial(self._operator(kernel), *self.operands)]
+        with _apart(self.gpu), tracing(None):
+            try:
+                graph = make_fx(reference)(*self.operands)
+                compiled = self.compiler(graph, self.operands)
+                compiled(*self.operands)
+                calls.append(partial(compiled, *self.operands))
+            except Exception as error:  # noqa: BLE001 it has no time then
+                failure = cause(error)
+            times = map(Series, map(tuple, self.clock.turns(calls, rounds)))
+        return Turns((*times, *(Series(failure=failure),) * bool(failure)), _machine(self.gpu))
+
     def _operator(self, kernel: Kernel) -> Any:
         return getattr(loaded(kernel.text), kernel.entry).operator
 
@@ -290,7 +356,11 @@ def _machine(gpu: torch.device) -> tuple[tuple[str, str], ...]:
 
 
 def on_gpu(
-    tensors: Sequence[Tensor], rulebook: Rulebook, device: Device, gpu: torch.device
+    tensors: Sequence[Tensor],
+    rulebook: Rulebook,
+    device: Device,
+    gpu: torch.device,
+    compiler: Compiler,
 ) -> KernelRuns | None:
     """Operands like the given records at the sizes of this call: floats drawn from a normal
     distribution by a generator of its own, integers zero, which index anything."""
@@ -309,6 +379,5 @@ def on_gpu(
             return flat.as_strided(like.shape, like.stride)
 
         operands = tuple(map(operand, tensors))
-        return DeviceKernelRuns(
-            operands, DeviceClock(timing_rules(rulebook, device)), rulebook, gpu
-        )
+        watch = DeviceClock(timing_rules(rulebook, device))
+        return DeviceKernelRuns(operands, watch, rulebook, gpu, compiler)

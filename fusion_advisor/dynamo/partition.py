@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.dataflow import Dataflow, Variation, dataflow
-from fusion_advisor.dynamo.weigh import compare_with_inductor
+from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import Finding, fuse
 from fusion_advisor.fusion.route import action
@@ -30,12 +29,14 @@ class InnerCompiler:
     """Compiler of the rest of the graph: `tuned` where Inductor measures its choices, `graphed`
     where launches are replayed by a CUDA graph. With `take_all` every accepted group is taken,
     whether its kernel wins or not: for comparisons and tests. `baseline`: savings are against this
-    compiler, not against eager."""
+    compiler, not against eager. `timed`: kernels are timed beside this compiler's before they are
+    placed, so that those that may win are offered, too."""
 
     tuned: bool = False
     graphed: bool = False
     take_all: bool = False
     baseline: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ class Occurrence:
     saved_us: float = 0.0
     """Predicted saving of the kernel here, us: against eager, or against Inductor's kernel where
     that is the baseline."""
-    worth_us: float = inf
-    """Time that the kernel may take here and still win over Inductor, us; infinite where it need
-    not win."""
+    weighed: InductorComparison | None = None
+    """Its kernel beside Inductor's; None where it need not win."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ def _divided(
             why = "attention that is written out, for most forms of which Inductor has one operator"
             yield replace(place, why=why, as_fast=True)
             continue
-        if not compiler.take_all and not weighed.wins:
+        doubt = rulebook.inductor.doubted.value if compiler.timed else 1.0
+        if not compiler.take_all and weighed.ours_us >= doubt * weighed.inductor_us:
             yield replace(place, as_fast=True)
             continue
         if compiler.baseline and weighed.kept_bytes > rulebook.inductor.kept.value * weighed.bytes:
@@ -127,8 +128,8 @@ def _divided(
             yield replace(place, why=kernel)
             continue
         known[expressed.form] = kernel
-        worth_us = inf if compiler.take_all else weighed.worth_us
-        yield replace(place, kernel=kernel, worth_us=worth_us)
+        beside = None if compiler.take_all else weighed
+        yield replace(place, kernel=kernel, weighed=beside)
 
 
 def _is_attention(flow: Dataflow, decision: Decision) -> bool:

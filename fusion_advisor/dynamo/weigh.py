@@ -18,7 +18,7 @@ What the kernel's own time on the GPU does not hide of it is charged for too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.decide import Decision
@@ -35,10 +35,11 @@ one of them."""
 
 @dataclass(frozen=True, slots=True)
 class InductorComparison:
-    """Predicted microseconds of one occurrence: of Inductor's kernel for the region, and of our
-    kernel, its blocked fusions and its host overhead. `bytes` are those of its operands and
-    results; `blocked_bytes` are the bytes that move only
-    because the op is opaque, `kept_bytes` those of tensors that lie in memory only for that."""
+    """Microseconds of one occurrence: of Inductor's kernel for the region, and of our kernel, its
+    blocked fusions and its host overhead. `bytes` are those of its operands and results;
+    `blocked_bytes` are the bytes that move only because the op is opaque, `kept_bytes` those of
+    tensors that lie in memory only for that; a call costs the host `call_us` more than one of
+    Inductor's. `seen`: both kernels were timed, not predicted."""
 
     inductor_us: float
     kernel_us: float
@@ -46,7 +47,13 @@ class InductorComparison:
     bytes: int
     blocked_bytes: int
     kept_bytes: int
-    host_us: float
+    call_us: float
+    seen: bool = False
+
+    @property
+    def host_us(self) -> float:
+        """What the kernel's own time on the GPU does not hide of a call."""
+        return max(self.call_us - self.kernel_us, 0.0)
 
     @property
     def ours_us(self) -> float:
@@ -61,13 +68,18 @@ class InductorComparison:
     def wins(self) -> bool:
         return self.ours_us < self.inductor_us
 
+    def timed(self, kernel_us: float, inductor_us: float) -> InductorComparison:
+        """The same with the times that both kernels take here."""
+        return replace(self, kernel_us=kernel_us, inductor_us=inductor_us, seen=True)
+
     def __str__(self) -> str:
         parts = [f"kernel {self.kernel_us:.1f} us"]
         if self.blocked_us:
             parts.append(f"{self.blocked_us:.1f} us for fusions it blocks ({self.blocked_bytes} B)")
         if self.host_us:
             parts.append(f"{self.host_us:.1f} us of the host")
-        return f"{' + '.join(parts)}, Inductor {self.inductor_us:.1f} us"
+        here = " (timed here)" * self.seen
+        return f"{' + '.join(parts)}, Inductor {self.inductor_us:.1f} us{here}"
 
 
 def compare_with_inductor(
@@ -91,7 +103,7 @@ def compare_with_inductor(
         bytes=sum(subject.flow.annotated.tensors[ref].bytes for ref in crossing),
         blocked_bytes=blocked_bytes,
         kept_bytes=kept_bytes,
-        host_us=0.0 if graphed else max(rules.call.value - kernel_us, 0.0),
+        call_us=0.0 if graphed else rules.call.value,
     )
 
 

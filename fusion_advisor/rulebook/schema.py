@@ -358,13 +358,15 @@ class InductorRules(Table):
     row that Inductor keeps on chip; `call` is the host's time for one call of our operator; `kept`
     is how much more a kernel may keep in memory in a training step, of what it reads and writes. On
     a GPU the backend times a kernel that was worth at least `timed`, and leaves it where it takes
-    `tolerated` times as long as it was worth."""
+    `tolerated` times as long as it was worth; where it times Inductor's kernel, too, it tries what
+    is predicted to take less than `doubted` times as long."""
 
     persistent: Elements
     call: Time
     kept: Share
     timed: Time
     tolerated: Speedup
+    doubted: Speedup
     flat: Slower
     tiled: Slower
     row: Slower

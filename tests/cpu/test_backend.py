@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +316,7 @@ class Told:
 
     us: Callable[[Kernel], float | str]
     right: bool = True
+    inductor_us: float | str = "not asked for"
     asked: int = 0
 
     def prepare(self, tensors: Sequence[Tensor]) -> KernelRuns:
@@ -330,16 +331,23 @@ class Told:
     def proven(self, kernel: Kernel, own: Kernel) -> Check:
         return Check(kernel.name, "here", passed=self.right)
 
+    def beside(self, kernel: Kernel, own: Kernel, rounds: int) -> Turns:
+        mine, theirs = self.timed([kernel], rounds), self.inductor_us
+        other = Series(failure=theirs) if isinstance(theirs, str) else Series((theirs,))
+        return replace(mine, series=(*mine.series, other))
+
 
 def watched(
-    told: Told, worth_us: float = float("inf"), tune: Tune = "off"
+    told: Told, worth_us: float = float("inf"), tune: Tune = "off", predicted_us: float = 10.0
 ) -> tuple[Occurrence, Kernel]:
     """First of two places of one kernel after the stopwatch, and the kernel by the rules."""
     flow = flow_of(by_hand, torch.empty(4096, 4096, device="meta"))
     decision = decide(flow, [i for i in range(len(flow.nodes)) if flow.launches(i)], RULES)
     kernel = attempt(flow, decision, "chain", RULES)
     assert isinstance(kernel, Kernel)
-    place = Occurrence("g1", "chain", "because", decision, kernel, worth_us=worth_us)
+    weighed = InductorComparison(worth_us, predicted_us, 0.0, 0, 0, 0, call_us=0.0)
+    beside = weighed if worth_us < float("inf") else None
+    place = Occurrence("g1", "chain", "because", decision, kernel, weighed=beside)
     found = Stopwatch(RULES, tune, "G", told.prepare).places(flow, [place, place])
     assert found[0] == found[1]
     return found[0], kernel
@@ -389,6 +397,31 @@ def test_the_fastest_configuration_is_placed_and_kept(own_cache: Path) -> None:
     slow, _ = watched(Told(lambda kernel: 1774.0), 650.0, tune="cached")
     assert (slow.kernel, slow.why[:13]) == (None, "takes 1774 us"), "it has to win here, too"
     assert watched(Told(us), tune="off")[0].kernel == own
+
+
+def test_a_kernel_has_to_win_over_inductors_where_both_are_timed(own_cache: Path) -> None:
+    """What is predicted decides what is tried, and no more; what was seen is kept."""
+
+    def placed(
+        us: float, inductor_us: float | str, predicted_us: float, tune: Tune = "now"
+    ) -> tuple[bool, str]:
+        told = Told(lambda kernel: us, inductor_us=inductor_us)
+        place, _ = watched(told, 100.0, tune, predicted_us)
+        return place.kernel is not None, place.why
+
+    assert placed(80.0, 90.0, 120.0, "cached") == (False, "because"), "nothing is known yet"
+    assert placed(80.0, 90.0, 120.0) == (True, "kernel 80.0 us, Inductor 90.0 us (timed here)")
+    assert placed(1.0, 1.0, 120.0, "cached")[0], "the times that were kept"
+    assert not placed(80.0, 90.0, 120.0, "off")[0]
+    for kept in own_cache.iterdir():
+        kept.unlink()
+    seen = "kernel 80.0 us, Inductor 70.0 us (timed here)"
+    assert placed(80.0, 70.0, 60.0) == (False, seen)
+    assert placed(1.0, 99.0, 60.0, "cached") == (False, seen)
+    for kept in own_cache.iterdir():
+        kept.unlink()
+    assert placed(80.0, "does not compile", 60.0) == (True, "because"), "by prediction"
+    assert placed(80.0, "does not compile", 120.0) == (False, "because")
 
 
 def test_no_configuration_is_taken_that_is_wrong_or_hardly_faster(own_cache: Path) -> None:
