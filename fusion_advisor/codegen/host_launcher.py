@@ -264,7 +264,9 @@ _GIVEN = {"": "float({0})", "inverse": "inverse({0})"}
 def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:
     """The constants of its tile, from the sizes at hand."""
     return {
-        constant.name: _RULES[constant.rule].format(extent(file, constant.axes), constant.value)
+        constant.name: _RULES[constant.rule].format(
+            extent(file, constant.axes), constant.value, kernel.name, constant.name
+        )
         for constant in kernel.body.constants
     }
 
@@ -272,6 +274,7 @@ def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:
 _RULES: dict[Rule, str] = {
     "": "{1}",
     **{name: f"{name}({{0}})" for name in get_args(Rule) if name in functions(RUNTIME)},
+    "settled": 'settled({2}, "{3}", {0})',
     "in_runs": f"{{0}} % {max(SHARES.values())} == 0",
     "far": "far",
     "step": "step",

@@ -134,9 +134,9 @@ class _Options:
 
     inner: Inner
     alone: Inner
-    """What compiles one region, to be timed: without CUDA graphs."""
+    """Compiler of one region that is timed: without CUDA graphs."""
     beside: str
-    """How it compiles, in words."""
+    """Options of that compiler, in words."""
     trained: Trained | None
     compiler: InnerCompiler
     device: str | None = None

@@ -72,7 +72,7 @@ class KernelRuns(Protocol):
 
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-"""What compiles a graph for example inputs."""
+"""Function that compiles a graph for example inputs."""
 
 Prepare = Callable[[Sequence[Tensor]], KernelRuns | None]
 """Function that allocates operands; None where they would take too much memory."""
@@ -101,7 +101,7 @@ class Stopwatch:
     gpu: str
     prepare: Prepare
     beside: str = ""
-    """How the graph's compiler compiles, by which its times are kept."""
+    """Options of the graph's compiler, by which its times are kept."""
     until: float = field(init=False)
     """Time of the monotonic clock at which configurations are no longer searched for."""
 

@@ -52,7 +52,7 @@ class InductorComparison:
 
     @property
     def host_us(self) -> float:
-        """What the kernel's own time on the GPU does not hide of a call."""
+        """Host time of a call that the kernel's own time on the GPU does not hide."""
         return max(self.call_us - self.kernel_us, 0.0)
 
     @property

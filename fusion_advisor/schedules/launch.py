@@ -8,10 +8,19 @@ from math import prod
 from typing import Literal
 
 Rule = Literal[
-    "", "power_of_two", "first_piece", "second_piece", "divisor", "in_runs", "far", "step"
+    "",
+    "power_of_two",
+    "first_piece",
+    "second_piece",
+    "divisor",
+    "settled",
+    "in_runs",
+    "far",
+    "step",
 ]
 """How a constant follows from the places along some axes; "" where it is the same at every size.
-`divisor` is the largest power of two up to 16 that divides them, `in_runs` whether random bits are
+`divisor` is the largest power of two up to 16 that divides them, `settled` how many they are, or 0
+where many other numbers of them came before, `in_runs` whether random bits are
 drawn for runs of them, `far` whether an offset is beyond 32 bits, `step` which phase of a kernel in
 several launches it is."""
 

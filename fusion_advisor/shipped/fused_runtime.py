@@ -347,6 +347,21 @@ def divisor(count):
     return min(count & -count, DIVISOR)
 
 
+SETTLED = 4
+"""Sizes that a kernel is compiled for, each for itself, before one serves all others."""
+settled_sizes = {}
+
+
+def settled(kernel, name, size):
+    """A size that a kernel is compiled for; 0 where it serves this size as it serves any, since
+    sizes keep changing. The interpreter, which compiles nothing, has one, so that checks of a few
+    sizes see both."""
+    known = settled_sizes.setdefault((id(kernel), name), set())
+    if len(known) < (1 if interpreted() else SETTLED):
+        known.add(size)
+    return size if size in known else 0
+
+
 def empty(shape, stride, dtype, beside):
     """Memory for a tensor where another lies."""
     return torch.empty_strided(shape, stride, dtype=dtype, device=beside.device)

@@ -239,6 +239,15 @@ class Multiple(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class Settled(Statement):
+    """Argument that a constant gives instead, where that is not 0. `note` says why."""
+
+    name: str
+    constant: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class Begin(Statement):
     """Variable with its first value, that a loop updates."""
 

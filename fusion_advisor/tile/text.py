@@ -29,6 +29,7 @@ from fusion_advisor.tile.program import (
     ProgramId,
     Reduce,
     Scan,
+    Settled,
     Statement,
     Store,
     Tile,
@@ -72,6 +73,8 @@ class Text:
                 return [f"{', '.join(names)} = {self.whole(value)}"]
             case Multiple(name, divisor, note):
                 return [f"{name} = {name} // {divisor} * {divisor}  # {note}"]
+            case Settled(name, constant, note):
+                return [f"{name} = {constant} if {constant} else {name}  # {note}"]
             case Begin(name, value):
                 return [f"{name} := {self.whole(value)}"]
             case Update(name, value):

@@ -27,6 +27,7 @@ from fusion_advisor.tile.program import (
     Name,
     Node,
     Reduce,
+    Settled,
     Statement,
     Store,
     Tile,
@@ -90,11 +91,11 @@ class _Verifier:
                 uniform = _UNIFORM.get(value.function, ()) if isinstance(value, DeviceCall) else ()
                 for place, name in enumerate(names):
                     self.begin(name, frozenset() if place in uniform else spread, known)
-            case Multiple(name, divisor):
+            case Multiple(name, divisor) | Settled(name, divisor):
                 self.use(name, known)
                 self.use(divisor, known)
                 if name not in self.arguments:
-                    raise Malformed(f"{name}: told to be a multiple, and is no argument")
+                    raise Malformed(f"{name}: told to the compiler, and is no argument")
             case Begin(name, value):
                 self.begin(name, self.value(value, known), known)
                 known.variables.add(name)

@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusion_advisor.schedules.online import passes
 from fusion_advisor.support.worker import Worker
 
-from .regions import PACKED, interpreted, kernel_of
+from .regions import PACKED, decided, flow_of, interpreted, kernel_of
 from .test_emit import Tensors, checked, x
 
 BF16 = torch.bfloat16
@@ -85,3 +86,58 @@ def test_as_good_as_eagers_where_functions_are_steep_flat_or_endless(
     error, eagers, ends, expected = interpreted(kernel, SCRIPT, tmp_path)
     assert error <= 1.5 * eagers + 2**-24
     assert ends == expected
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.cosine_similarity(a, b, -1)
+
+
+def expected(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (torch.softmax(a, -1) * b).sum(-1)
+
+
+def squares_of_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return ((a / (a.abs().sum(-1, keepdim=True) + 1)) ** 2 * b).sum(-1)
+
+
+def powers_of_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (torch.exp(a / (a.abs().sum(-1, keepdim=True) + 1)) * b).sum(-1)
+
+
+def rounded_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (torch.round(a / (a.abs().sum(-1, keepdim=True) + 1)) * b).sum(-1)
+
+
+def given_weights(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * b[:, :1] * 3.0).sum(-1)
+
+
+WALKS: dict[Callable[..., torch.Tensor], int] = {
+    cosine: 1, expected: 1, squares_of_shares: 1,
+    powers_of_shares: 2, rounded_shares: 2, given_weights: 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", WALKS)
+def test_a_sum_does_not_wait_for_its_factors(
+    function: Callable[..., torch.Tensor], worker: Worker
+) -> None:
+    """A factor of all terms that another reduction of the row gives is multiplied once."""
+    inputs = x(40, 300), x(40, 300)
+    expressed = decided(flow_of(function, *inputs)).subject.expressed
+    assert expressed is not None
+    region = expressed.region
+    (row,) = {region.exprs[n].axes for n in region.all("reduce")}
+    assert len(passes(region, frozenset(row))) == WALKS[function]
+    assert checked(function, inputs, worker, PACKED) is None
+    assert checked(function, (x(7, 9000), x(7, 9000)), worker) is None
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_a_cosine_of_small_and_of_large_rows_is_as_good_as_eagers(
+    scale: float, worker: Worker
+) -> None:
+    def scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return cosine(a * scale, b * scale)
+
+    assert checked(scaled, (x(20, 300), x(20, 300)), worker, PACKED) is None

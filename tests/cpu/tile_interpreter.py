@@ -87,6 +87,9 @@ class _Program:
             case ir.Multiple(name, divisor):
                 if self.names[name] % self.names[divisor]:
                     raise KernelFault(f"{name} is no multiple of {divisor}")
+            case ir.Settled(name, constant):
+                if self.names[constant] not in (0, self.names[name]):
+                    raise KernelFault(f"{name} is not {constant}")
             case ir.Store(address, value, mask):
                 held = None if mask is None else self.value(mask)
                 self.memory.store(self.value(address), self.value(value), held, self.number)

@@ -162,7 +162,7 @@ def test_a_program_that_keeps_every_rule() -> None:
         ((COL, If(Name("col") < 3, ())), "a branch hangs on what differs from lane to lane"),
         ((COL, For("at", Literal("0"), Name("col"), Literal("1"), ())),
          "at: bounds of a loop differ from lane to lane"),
-        ((COL, Multiple("col", "COLS", "")), "col: told to be a multiple, and is no argument"),
+        ((COL, Multiple("col", "COLS", "")), "col: told to the compiler, and is no argument"),
         ((If(Name("rows") < 3, (Let(("n",), Literal("1")),)), Let(("m",), Name("n"))),
          "n: used before it begins"),
         ((Let(("m",), Load(Address("z_ptr"))),), "z_ptr: used before it begins"),
