@@ -289,6 +289,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         costly=elements > numbers.costly_elements.count,
         endless=elements > longest or held > _HELD_ELEMENTS,
         summed=_summed(file.region, sizes),
+        alike=_sharing(file.region, sizes),
     )
 
 
@@ -302,6 +303,20 @@ def _summed(region: Region, sizes: Mapping[int, int]) -> int:
             most *= prod(sizes[axis] for axis in expr.axes)
         behind[number] = most
     return max(behind.values(), default=1)
+
+
+def _sharing(region: Region, sizes: Mapping[int, int]) -> int:
+    """The elements of a result, at most, behind which one number stands that is combined of values
+    which do not vary along some of its axes: all of an image where it is a mean of its channels'
+    means."""
+    operands = {n: region.depends[region.exprs[n].args[0]] for n in region.all("reduce")}
+    shared = [
+        prod(sizes[axis] for axis in output.axes - region.depends[number])
+        for output in region.outputs
+        for number in reach(region, output.value) & operands.keys()
+        if output.axes - operands[number]
+    ]
+    return max(shared, default=1)
 
 
 def _inputs(

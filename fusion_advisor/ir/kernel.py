@@ -46,6 +46,9 @@ class Case:
     memory: it is left to a GPU."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
+    alike: int = 1
+    """Elements of a result, at most, that have the error of one reduction in common where its
+    operand does not vary along all of the result's axes."""
     loads: int | None = None
     """Upper limit on the elements that the kernels load, repeats counted. None: no limit is
     checked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 
 from fusion_advisor.region.region import JOINED, Output, Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
@@ -73,6 +74,34 @@ def rows_first(region: Region, device: Device, rulebook: Rulebook, best: Planner
     return _in_two(apart, handed, list(apart.outputs), device, rulebook, best)
 
 
+def shared_first(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
+    """Plan of reductions whose operands vary along fewer axes than the results, by themselves, and
+    then of the results: otherwise programs walk them again for all places along the other axes.
+    Refused where that is little, or where what they leave for the rest is not small."""
+    common = _common(region)
+    operands = {n: region.depends[region.exprs[n].args[0]] for n in region.all("reduce")}
+    early = {n for n, along in operands.items() if common and not common & along}
+    again = max((prod(region.sizes[a] for a in common | operands[n]) for n in early), default=0)
+    if again <= rulebook.gate("parallel-pattern").number("walked_with").count:
+        raise Refused("no-schedule", "programs walk little of what results have in common")
+
+    def further(number: int) -> Iterable[int] | None:
+        made = reach(region, number) | {number}
+        alone = not common & region.depends[number] and not early.isdisjoint(made)
+        return None if alone else region.exprs[number].args
+
+    ends = [output for output in region.outputs if common & output.axes]
+    handed = sorted(traced([output.value for output in ends], further).ends)
+    return _in_two(region, handed, ends, device, rulebook, best, small=True)
+
+
+def _common(region: Region) -> frozenset[int]:
+    """Axes of the widest result along which the operand of some reduction does not vary."""
+    space = max((frozenset(output.axes) for output in region.outputs), key=len)
+    operands = (region.depends[region.exprs[n].args[0]] for n in region.all("reduce"))
+    return max((space - along for along in operands), key=len, default=frozenset[int]())
+
+
 def _by_rows(region: Region, inner: frozenset[int]) -> Region:
     """A region whose reductions along more than the rows `inner` reduce those first, and then what
     they give, added up in float64; itself where there is none."""
@@ -103,9 +132,11 @@ def _in_two(
     device: Device,
     rulebook: Rulebook,
     best: Planner,
+    *,
+    small: bool = False,
 ) -> Plan:
     """Plan of kernels that leave some values in memory and of those that make the `ends` of these.
-    Refused where that is more than a finishing step."""
+    Refused where the second is more than a finishing step, or, with `small`, what lies between."""
     sizes = dict(region.sizes)
     early = [o for o in region.outputs if o not in ends]
     handed = {n: _handed(region, n, sizes) for n in crossing}
@@ -123,8 +154,8 @@ def _in_two(
     free = max(step.region.free_axis for step in begun.steps)
     second = piece(region, pool, outputs, list(handed.values()), sizes, free)
     finished = best(second, device, rulebook)
-    again = finished.bytes_read
-    share = again / max(begun.bytes_read + begun.bytes_written, 1)
+    again = sum(o.tensor.bytes for o in handed.values()) if small else finished.bytes_read
+    share = again / max((finished if small else begun).moved, 1)
     limit = rulebook.gate("parallel-pattern").number("finish_share").value
     if share > limit:
         why = "the reductions run along different axes"

@@ -39,9 +39,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
         return Planned((), (Refusal("no-schedule", why),))
     plans, refusals = _tried(region, device, rulebook)
-    if plans and plans[0].launches > 1:  # several programs share it in any case
+    if plans:  # what several programs share in any case goes by rows first
+        several = plans[0].launches > 1
+        first = finishing.rows_first if several else finishing.shared_first
         try:
-            plans.insert(0, finishing.rows_first(region, device, rulebook, _best))
+            plans.insert(0, first(region, device, rulebook, _best))
         except Refused as refused:
             refusals.append(refused.refusal)
     if not plans:

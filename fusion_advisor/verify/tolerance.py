@@ -74,11 +74,12 @@ def compare(
     criterion: Criterion,
     summed: int = 0,
     further: Iterable[Truth] = (),
+    alike: int = 1,
 ) -> Error:
     """Compare results with the truth, and return the error of the result that is furthest off.
     Raises KernelFault for the first result that does not hold. `further` yields other draws of the
-    same distribution; raises TooFew where they end before eager's error is taken over enough
-    elements."""
+    same distribution, where `alike` elements count as one; raises TooFew where they end before
+    eager's error is taken over enough elements."""
     if len(ours) != len(truth.eager):
         raise KernelFault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
     found: list[Error] = []
@@ -95,7 +96,7 @@ def compare(
         else:
             found.append(_whole(index, mine, theirs, exact, moved) if mine.numel() else Error())
     over = {index for index, error in enumerate(found) if error.ours > error.tolerance}
-    seen = {index: truth.eager[index].numel() for index in over}
+    seen = {index: truth.eager[index].numel() // alike for index in over}
     draws = iter(further)
     while few := {index for index in over if seen[index] < criterion.eager_elements}:
         draw = next(draws, None)
@@ -103,7 +104,7 @@ def compare(
             break
         for index in few:
             found[index] = _beside(found[index], draw, index, criterion)
-            seen[index] += draw.eager[index].numel()
+            seen[index] += max(draw.eager[index].numel() // alike, 1)
         over = {index for index in over if found[index].ours > found[index].tolerance}
     for index in sorted(over, key=lambda index: (index in few, index)):
         error, exact = found[index], truth.exact[index]

@@ -68,6 +68,12 @@ def test_eager_is_drawn_further_where_a_draw_has_few_elements() -> None:
     assert len(asked) == 8  # as many as settle it
 
     asked.clear()
+    assert compare(ours, truth(few), CRITERION, further=further(), alike=16).eager == error
+    with pytest.raises(KernelFault):
+        compare(off(few, 3 * error), truth(few), CRITERION, further=further(), alike=16)
+    assert len(asked) == 8 + MANY - 1  # each draw counts as one element
+
+    asked.clear()
     with pytest.raises(KernelFault) as wrong:
         compare(off(few, 3 * error), truth(few), CRITERION, further=further())
     assert len(asked) == MANY // 16 - 1  # with the first draw so many elements

@@ -143,6 +143,28 @@ def test_no_lane_walks_a_row_behind_its_neighbours() -> None:
     assert not walked(35)
 
 
+def weighed_channels(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """A map's channels by their norms over the mean of these."""
+    return a * (g / (g.mean(1, keepdim=True) + 1e-6)) + a
+
+
+def test_what_many_results_have_in_common_is_made_before_them(worker: Worker) -> None:
+    """One kernel would load and divide each channel's norm again for each pixel."""
+    large = x(64, 96, 60, 60), x(64, 96, 1, 1)
+    chosen = best(weighed_channels, *large)
+    assert [step.schedule for step in chosen.steps] == ["row", "flat"]
+    assert best(weighed_channels, x(2, 96, 20, 20), x(2, 96, 1, 1)).schedule == "row"
+    assert checked(weighed_channels, (x(3, 24, 9, 11), x(3, 24, 1, 1)), worker, _shared()) is None
+
+
+def _shared() -> Rulebook:
+    """Whatever results have in common is made before them."""
+    gate = RULES.gate("parallel-pattern")
+    none = gate.number("walked_with").model_copy(update={"value": 0.0})
+    changed = gate.model_copy(update={"limits": {**gate.limits, "walked_with": none}})
+    return RULES.model_copy(update={"gates": {**RULES.gates, gate.name: changed}})
+
+
 def test_few_elements_may_be_walked_again() -> None:
     assert best(beside_wider, x(3, 40), x(3, 50)).schedule == "row"
 
