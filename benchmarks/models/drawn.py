@@ -28,16 +28,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..gpu import ROOT, heading
 from .step import batches, leading, warmed
 
-WAYS = ("eager", "compile", "backend")
+MEASURING = "backend, measuring"
+"""Our backend with `tune="now"`."""
+OURS = "backend", MEASURING
+WAYS = ("eager", "compile", *OURS)
 SIZES = {"text": (4, 1024), "images": (16, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
-_TOGETHER = 3
+_TOGETHER = len(WAYS)
 
 
 @dataclass
@@ -132,7 +136,8 @@ def _way(model: Any, way: str) -> Any:
         return model
     if way == "compile":
         return torch.compile(model)
-    return torch.compile(model, backend=fusion_advisor)
+    options = {"tune": "now"} if way == MEASURING else {}
+    return torch.compile(model, backend=partial(fusion_advisor, options=options))
 
 
 def _said(way: str) -> str:
@@ -141,7 +146,7 @@ def _said(way: str) -> str:
     from fusion_advisor.dynamo.backend import last
 
     outcome = last()
-    if not way.startswith("backend") or outcome is None:
+    if way not in OURS or outcome is None:
         return ""
     made = Counter(each.name for each in outcome.rewrites)
     rewrites = ", ".join(f"{name} x{count}" for name, count in made.items())
@@ -213,34 +218,35 @@ def table(rows: Sequence[Row]) -> str:
     """The table: milliseconds of a step and seconds of the first call by the way."""
     lines = [*heading("Whole models that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3], ""]
     lines += [
-        "| type | task | padding | " + " | ".join(WAYS) + " | best rival / backend | first: "
-        + ", ".join(WAYS[1:]) + " | apart | backend |",
-        "|---" * (len(WAYS) + 7) + "|",
+        "| type | task | padding | " + " | ".join(WAYS) + " | "
+        + " | ".join(f"best rival / {way}" for way in OURS) + " | first: "
+        + ", ".join(WAYS[1:]) + " | apart | ours |",
+        "|---" * (len(WAYS) + 6 + len(OURS)) + "|",
     ]  # fmt: skip
-    ratios: list[float] = []
+    ratios: dict[str, list[float]] = {way: [] for way in OURS}
     failed: list[str] = []
     for kind in dict.fromkeys(row.kind for row in rows):
         at = {row.way: row for row in rows if row.kind == kind}
         failed += [f"- {kind}, {row.way}: {row.failure}" for row in at.values() if row.failure]
         if len(at) < len(WAYS) or any(row.failure for row in at.values()):
             continue
-        ours, one = at["backend"], next(iter(at.values()))
-        ratio = min(at["eager"].ms, at["compile"].ms) / ours.ms
-        ratios.append(ratio)
+        one, best = next(iter(at.values())), min(at["eager"].ms, at["compile"].ms)
+        for way in OURS:
+            ratios[way].append(best / at[way].ms)
+        beside = " | ".join(f"{ratios[way][-1]:.3f}" for way in OURS)
+        said = " / ".join(at[way].said for way in OURS)
         steps = " | ".join(f"{at[way].ms:.3f}" for way in WAYS)
         first = ", ".join(f"{at[way].first:.1f}" for way in WAYS[1:])
         apart = ", ".join(f"{at[way].apart:.4f}" for way in WAYS[1:])
         lines.append(
-            f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps} | {ratio:.3f}"
-            f" | {first} | {apart} | {ours.said} |"
+            f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps} | {beside}"
+            f" | {first} | {apart} | {said} |"
         )
-    if ratios:
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        below = sum(ratio < 0.98 for ratio in ratios)
-        lines += [
-            "",
-            f"{len(ratios)} models: {mean:.3f} in the mean, {below} below 0.98.",
-        ]
+    for way, found in ratios.items():
+        if found:
+            mean = math.exp(statistics.fmean(map(math.log, found)))
+            below = sum(ratio < 0.98 for ratio in found)
+            lines += ["", f"{way}, {len(found)} models: {mean:.3f}, {below} below 0.98."]
     return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
 
 
