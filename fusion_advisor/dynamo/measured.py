@@ -39,7 +39,7 @@ from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.config_space import configuration, offered
 from fusion_advisor.measure.driver import timing_rules
 from fusion_advisor.measure.protocol import Series, Turns
-from fusion_advisor.measure.search import Proven, contenders, search
+from fusion_advisor.measure.search import Proven, contenders, search, spread_of
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
@@ -81,15 +81,20 @@ Prepare = Callable[[Sequence[Tensor]], KernelRuns | None]
 @dataclass(frozen=True)
 class _Chosen:
     """Kernel that was chosen for a kind of places, its decision, its time and that of the graph's
-    compiler, us; None where it was not timed. `said`: what the choice was made by; `failure`: why
-    it does not run here."""
+    compiler, us; None where it was not timed. `spread_us`: by how much rounds differ; `said`: what
+    the choice was made by; `failure`: why it does not run here."""
 
     decision: Decision
     kernel: Kernel
     us: float | None = None
     inductor_us: float | None = None
+    spread_us: float = 0.0
     said: str = ""
     failure: str = ""
+
+
+_KEPT = "us", "inductor_us", "spread_us"
+"""Times that are kept of a choice beside its configuration."""
 
 
 @dataclass
@@ -132,8 +137,12 @@ class Stopwatch:
         if chosen.failure:
             return replace(place, kernel=None, why=f"does not run on this GPU: {chosen.failure}")
         if weighed is not None and us is not None and chosen.inductor_us is not None:
-            weighed = weighed.timed(us, chosen.inductor_us)
-            place = replace(place, weighed=weighed, why=str(weighed))
+            seen = weighed.timed(us, chosen.inductor_us)
+            least_us = min(seen.ours_us, seen.inductor_us)
+            doubt_us = max(chosen.spread_us, (self.rulebook.measure.tie.value - 1) * least_us)
+            if abs(seen.ours_us - seen.inductor_us) > doubt_us:  # else as predicted
+                weighed = seen
+                place = replace(place, weighed=seen, why=str(seen))
         elif (
             weighed is not None
             and us is not None
@@ -180,14 +189,12 @@ class Stopwatch:
         """Choice of an earlier run; None where there is none."""
         try:
             kept = read(self._entry(flow, place, own))
-            wanted, us, inductor_us = (
-                kept[each] for each in ("configuration", "us", "inductor_us")
-            )
+            wanted, *times = (kept[each] for each in ("configuration", *_KEPT))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         said = f"tuned by an earlier run: {wanted}"
         found = self._configured(flow, place, own, str(wanted), said)
-        return found and replace(found, us=us, inductor_us=inductor_us)
+        return found and replace(found, **dict(zip(_KEPT, times, strict=True)))
 
     def _searched(
         self, flow: Dataflow, place: Occurrence, own: Kernel, runs: KernelRuns
@@ -213,21 +220,19 @@ class Stopwatch:
         found = replace(found, us=result.us)
         if place.weighed is not None:
             found = self._beside_the_compiler(found, own, runs)
-        kept = {
-            "configuration": result.configuration,
-            "us": found.us,
-            "inductor_us": found.inductor_us,
-        }
+        times = {each: getattr(found, each) for each in _KEPT}
+        kept = {"configuration": result.configuration, **times}
         put(self._entry(flow, place, own), kept, self.rulebook.cache.tuned.count)
         return found
 
     def _beside_the_compiler(self, chosen: _Chosen, own: Kernel, runs: KernelRuns) -> _Chosen:
         """Choice with its time and that of the graph's compiler; as it is where that has none."""
-        ours, inductor = runs.beside(chosen.kernel, own, self.rulebook.tuning.screened.count).series
+        ours, inductor = runs.beside(chosen.kernel, own, self.rulebook.tuning.rounds.count).series
         if not ours.us or not inductor.us:
             return chosen
         us, inductor_us = statistics.median(ours.us), statistics.median(inductor.us)
-        return replace(chosen, us=us, inductor_us=inductor_us)
+        spread_us = max(spread_of(ours), spread_of(inductor))
+        return replace(chosen, us=us, inductor_us=inductor_us, spread_us=spread_us)
 
     def _configured(
         self, flow: Dataflow, place: Occurrence, own: Kernel, wanted: str, said: str

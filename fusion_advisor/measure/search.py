@@ -178,11 +178,11 @@ def faster(one: Series, other: Series, tie: float) -> bool:
     """Whether one kernel is faster than another, by more than the quartile spread of either's
     rounds and by more than medians differ between runs."""
     gain = statistics.median(other.us) - statistics.median(one.us)
-    spread = max(_spread(one), _spread(other))
+    spread = max(spread_of(one), spread_of(other))
     return gain > spread and statistics.median(other.us) > tie * statistics.median(one.us)
 
 
-def _spread(series: Series) -> float:
+def spread_of(series: Series) -> float:
     """Distance between the quartiles, us; 0 for one round."""
     if len(series.us) == 1:
         return 0.0

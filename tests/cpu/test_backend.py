@@ -420,6 +420,9 @@ def test_a_kernel_has_to_win_over_inductors_where_both_are_timed(own_cache: Path
     assert placed(1.0, 99.0, 60.0, "cached") == (False, seen)
     for kept in own_cache.iterdir():
         kept.unlink()
+    assert placed(80.0, 79.5, 60.0) == (True, "because"), "too near: by prediction"
+    for kept in own_cache.iterdir():
+        kept.unlink()
     assert placed(80.0, "does not compile", 60.0) == (True, "because"), "by prediction"
     assert placed(80.0, "does not compile", 120.0) == (False, "because")
 
