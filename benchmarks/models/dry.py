@@ -27,7 +27,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,9 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass
 class Row:
-    """One model type in one phase. Times are microseconds, `seconds` is what the dry run took."""
+    """One model type in one phase. Times are microseconds, `seconds` is what the dry run took;
+    `memory_us` is what eager's memory-bound launches take, and `unmodelled` what those of it take
+    that are of ops that the registry lacks, by the op."""
 
     kind: str
     task: str
@@ -83,6 +85,8 @@ class Row:
     saved_us: float = 0.0
     accepted_us: float = 0.0
     seconds: float = 0.0
+    memory_us: float = 0.0
+    unmodelled: dict[str, float] = field(default_factory=dict[str, float])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     failure: str = ""
 
@@ -137,10 +141,25 @@ def _place(row: Row) -> None:
     with building(scenario, fake):
         module, given = built(cls, config, scenario, [])
     outcomes: list[Outcome] = []
+
+    def gathering(inner: str, placed: Placed) -> Callable[[Outcome], None]:
+        gathered = Gathered(placed)
+
+        def add(outcome: Outcome) -> None:
+            gathered.add(outcome)
+            if inner == "eager" and outcome.report is not None:
+                row.memory_us += outcome.report.totals.time_by_bound.get("memory", 0.0)
+                for cause in outcome.report.unmodelled:
+                    known = row.unmodelled.get(cause.cause, 0.0)
+                    row.unmodelled[cause.cause] = known + cause.time_us
+
+        return add
+
+    row.memory_us, row.unmodelled = 0.0, {}
     backends = [
         partial(
             fusion_advisor, dry=True, options={"inner": inner, "device": "h200"},
-            on_outcome=Gathered(placed).add,
+            on_outcome=gathering(inner, placed),
         )
         for inner, placed in found.items()
     ]  # fmt: skip
@@ -270,9 +289,16 @@ def _summary(rows: Sequence[Row]) -> str:
     good, none = sum(row.share >= GOOD for row in done), sum(not row.share for row in done)
     middle = statistics.median(row.share for row in done)
     beside = statistics.median(row.inductor for row in done)
+    memory, lacking = sum(row.memory_us for row in done), Counter[str]()
+    for row in done:
+        lacking.update(row.unmodelled)
+    most = ", ".join(f"{op} {us:.0f} us" for op, us in lacking.most_common(5))
+    unknown = sum(lacking.values()) / max(memory, 1.0)
     return (
         f"{len(rows)} types, {len(rows) - len(done)} failed; share {middle:.3f} in "
-        f"the median, at least {GOOD} in {good}, 0 in {none}; beside Inductor {beside:.3f}"
+        f"the median, at least {GOOD} in {good}, 0 in {none}; beside Inductor {beside:.3f}; of "
+        f"{memory / 1e3:.0f} ms of memory-bound time {1 - unknown:.2%} is modelled"
+        f"{f' (not: {most})' if most else ''}"
     )
 
 
