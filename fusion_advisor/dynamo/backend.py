@@ -36,6 +36,7 @@ ours costs the kernels, not the model: one warning names it and Inductor compile
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import warnings
@@ -133,10 +134,11 @@ class _Options:
     """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
-    alone: Inner
-    """Compiler of one region that is timed: without CUDA graphs."""
+    alone: Inner | None
+    """Inductor for one region that is timed, without CUDA graphs; None where the rest of the graph
+    is not Inductor's."""
     beside: str
-    """Options of that compiler, in words."""
+    """Digest of its settings; empty where there is none."""
     trained: Trained | None
     compiler: InnerCompiler
     device: str | None = None
@@ -343,12 +345,12 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
 
     compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
-    alone = {**patches, "triton.cudagraphs": False}
-    named = inner if isinstance(inner, str) else getattr(inner, "__qualname__", "a function")
-    beside = f"{named}, {sorted(alone.items())}"
+    by_inductor = inner == "inductor"
+    alone = _inner(inner, {**patches, "triton.cudagraphs": False}) if by_inductor else None
+    settings = repr(sorted({**config.save_config_portable(), **patches}.items()))
+    beside = hashlib.sha256(settings.encode()).hexdigest() if by_inductor else ""
     return _Options(
-        _inner(inner, patches), _inner(inner, alone), beside, _trained(inner, patches),
-        compiler, device, paths,
+        _inner(inner, patches), alone, beside, _trained(inner, patches), compiler, device, paths,
         tune=tune or ("now" if compiler.tuned else "cached"), **switched,
     )  # fmt: skip
 
@@ -404,7 +406,7 @@ def _divided(
     names = [torch.cuda.get_device_name(gpu)] if gpu is not None else []
     device, chosen = choose_device(options.device, rulebook, tuple(names))
     measured = None if anywhere or not may_measure() else gpu
-    timed = measured is not None and options.tune != "off"
+    timed = measured is not None and options.tune != "off" and options.alone is not None
     compiler = replace(options.compiler, timed=timed)
     division = divide(lowered.graph, device, rulebook, compiler, (chosen,))
     places: Sequence[Occurrence] = division.places

@@ -106,7 +106,8 @@ class Stopwatch:
     gpu: str
     prepare: Prepare
     beside: str = ""
-    """Options of the graph's compiler, by which its times are kept."""
+    """Digest of the settings of the graph's compiler, by which its times are kept; empty where it
+    is not timed."""
     until: float = field(init=False)
     """Time of the monotonic clock at which configurations are no longer searched for."""
 
@@ -218,7 +219,7 @@ class Stopwatch:
         if found is None:
             return None
         found = replace(found, us=result.us)
-        if place.weighed is not None:
+        if place.weighed is not None and self.beside:
             found = self._beside_the_compiler(found, own, runs)
         times = {each: getattr(found, each) for each in _KEPT}
         kept = {"configuration": result.configuration, **times}
@@ -254,7 +255,7 @@ class Stopwatch:
             for t in _operands(flow, place)
         ]
         asked = {"kernel": does(own.text), "operands": operands, "gpu": self.gpu}
-        asked |= {"beside": self.beside if place.weighed is not None else ""}
+        asked |= {"beside": self.beside * (place.weighed is not None)}
         return entry(cache_folder() / "tuned", {**asked, "rules": self.rulebook.hash})
 
 
@@ -293,7 +294,7 @@ class DeviceKernelRuns:
     clock: DeviceClock
     rulebook: Rulebook
     gpu: torch.device
-    compiler: Compiler
+    compiler: Compiler | None
     known: Truth | None = None
 
     def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
@@ -322,18 +323,19 @@ class DeviceKernelRuns:
         return Check(kernel.name, "cuda", passed=True)
 
     def beside(self, kernel: Kernel, own: Kernel, rounds: int) -> Turns:
-        reference, failure = loaded(own.text).reference, ""
-        calls = [partial(self._operator(kernel), *self.operands)]
+        assert self.compiler is not None
+        reference, ours = (
+            loaded(own.text).reference,
+            partial(self._operator(kernel), *self.operands),
+        )
         with _apart(self.gpu), tracing(None):
             try:
-                graph = make_fx(reference)(*self.operands)
-                compiled = self.compiler(graph, self.operands)
-                compiled(*self.operands)
-                calls.append(partial(compiled, *self.operands))
+                graph = make_fx(reference, tracing_mode="fake")(*self.operands)
+                compiled = partial(self.compiler(graph, self.operands), *self.operands)
+                times = self.clock.turns([ours, compiled], rounds)
             except Exception as error:  # noqa: BLE001 it has no time then
-                failure = cause(error)
-            times = map(Series, map(tuple, self.clock.turns(calls, rounds)))
-        return Turns((*times, *(Series(failure=failure),) * bool(failure)), _machine(self.gpu))
+                return Turns((Series(), Series(failure=cause(error))), _machine(self.gpu))
+        return Turns(tuple(Series(tuple(each)) for each in times), _machine(self.gpu))
 
     def _operator(self, kernel: Kernel) -> Any:
         return getattr(loaded(kernel.text), kernel.entry).operator
@@ -365,7 +367,7 @@ def on_gpu(
     rulebook: Rulebook,
     device: Device,
     gpu: torch.device,
-    compiler: Compiler,
+    compiler: Compiler | None,
 ) -> KernelRuns | None:
     """Operands like the given records at the sizes of this call: floats drawn from a normal
     distribution by a generator of its own, integers zero, which index anything."""

@@ -24,6 +24,7 @@ from fusion_advisor.ir.graph import FLOATS, GivenNumber, Tensor
 from fusion_advisor.region.alike import Alike
 from fusion_advisor.region.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.region.exprs import INDEX, Expr, Pool, depends_on, needed
+from fusion_advisor.region.normalised import Sum
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import STATE
 
@@ -415,48 +416,21 @@ class Builder(Pool):
 
     def _reduced(self, monoid: str, value: Value, axes: AxisList, dims: Dims) -> Value:
         if monoid == "sum" and value.dtype in FLOATS and not self.exactly:
-            terms, factors = self._factored(value.id, frozenset(self.axes.resolve(axes)))
-            if factors:
-                whole = Expr("reduce", (terms,), value.dtype, axes=axes, monoid=monoid)
-                found = self.add(whole)
-                for op, factor in factors:
-                    found = self.add(Expr(op, (found, factor), value.dtype))
+            along = frozenset(self.axes.resolve(axes))
+            summed = Sum(self.exprs, along, self.axes.resolve, self.depends)
+            factors, divisors = summed.divided(value.id)
+            if divisors:
+                terms = factors[0]
+                for factor in factors[1:]:
+                    terms = self.add(Expr("mul", (terms, factor), value.dtype))
+                found = self.add(Expr("reduce", (terms,), value.dtype, axes=axes, monoid=monoid))
+                for divisor in divisors:
+                    found = self.add(Expr("div", (found, divisor), value.dtype))
                 return self.seen(found, dims, value.logical)
         made = Expr("reduce", (value.id,), value.dtype, axes=axes, monoid=monoid)
         if monoid in ("argmax", "argmin"):
             return self._make(replace(made, dtype="int64"), dims, "int64")
         return self._make(made, dims, value.logical)
-
-    def _factored(self, number: int, along: frozenset[int]) -> tuple[int, list[tuple[str, int]]]:
-        """Terms of a sum along some axes without the factors and divisors that another reduction
-        along them gives, which the sum is multiplied with, or divided by, once. So the sum does not
-        wait for that reduction: a cosine similarity walks its rows once."""
-        expr = self.exprs[number]
-        if expr.op not in ("mul", "div") or expr.exact:
-            return number, []
-        left, right = expr.args
-        if self._is_of_row(right, along):
-            terms, factors = self._factored(left, along)
-            return terms, [*factors, (expr.op, right)]
-        if expr.op == "mul" and self._is_of_row(left, along):
-            terms, factors = self._factored(right, along)
-            return terms, [*factors, ("mul", left)]
-        terms, factors = self._factored(left, along)
-        others = list[tuple[str, int]]()
-        if expr.op == "mul":
-            right, others = self._factored(right, along)
-        if not factors and not others:
-            return number, []
-        return self.add(replace(expr, args=(terms, right))), [*factors, *others]
-
-    def _is_of_row(self, number: int, along: frozenset[int]) -> bool:
-        """Whether a value has one number for all places along some axes, and that from another
-        reduction along them."""
-        numbers = needed(self.exprs, [number])
-        if self.depends(numbers)[number] & along:
-            return False
-        made = (self.exprs[n] for n in numbers)
-        return any(e.op == "reduce" and along & set(self.axes.resolve(e.axes)) for e in made)
 
     def _repeated(self, monoid: str, value: Value, walked: AxisList, fixed: AxisList) -> Value:
         """Reduce a value that is constant along some of the reduced axes."""

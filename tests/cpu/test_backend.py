@@ -297,6 +297,19 @@ def test_what_waits_for_a_matmul_is_no_neighbour() -> None:
     assert weighed(block, x, torch.empty_like(x), parts=launches).blocked_bytes == 0
 
 
+def test_regions_are_timed_beside_inductor_alone() -> None:
+    """A backend function of the user's is called for the user's graphs and no others."""
+    options_of = importlib.import_module("fusion_advisor.dynamo.backend")._options
+    inductor, tuned = options_of(None, {}), options_of("max-autotune-no-cudagraphs", {})
+    assert inductor.alone is not None
+    assert len({inductor.beside, tuned.beside, ""}) == 3
+    with torch._inductor.config.patch(coordinate_descent_tuning=True):
+        assert options_of(None, {}).beside not in (inductor.beside, tuned.beside)
+    for inner in ("eager", lambda module, inputs: module.forward):
+        chosen = options_of(None, {"inner": inner})
+        assert (chosen.alone, chosen.beside) == (None, "")
+
+
 def test_the_names_of_our_options_stay() -> None:
     """What is not ours goes to Inductor, which refuses what it does not know."""
     given = {"inner": "eager", "take_all": True, "device": "h200", "rules": (), "tune": "off"}
@@ -348,7 +361,7 @@ def watched(
     weighed = InductorComparison(worth_us, predicted_us, 0.0, 0, 0, 0, call_us=0.0)
     beside = weighed if worth_us < float("inf") else None
     place = Occurrence("g1", "chain", "because", decision, kernel, weighed=beside)
-    found = Stopwatch(RULES, tune, "G", told.prepare).places(flow, [place, place])
+    found = Stopwatch(RULES, tune, "G", told.prepare, "Inductor").places(flow, [place, place])
     assert found[0] == found[1]
     return found[0], kernel
 

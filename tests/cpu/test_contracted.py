@@ -96,25 +96,45 @@ def expected(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (torch.softmax(a, -1) * b).sum(-1)
 
 
-def squares_of_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return ((a / (a.abs().sum(-1, keepdim=True) + 1)) ** 2 * b).sum(-1)
+def shares_twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    share = torch.softmax(a, -1)
+    return (share * b * share).sum(-1)
 
 
-def powers_of_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (torch.exp(a / (a.abs().sum(-1, keepdim=True) + 1)) * b).sum(-1)
+def half_a_cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The other operand may be of any size."""
+    return (F.normalize(a, dim=-1) * b).sum(-1)
+
+
+def safe_norm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    largest = a.abs().amax(-1, keepdim=True)
+    return largest.squeeze(-1) * ((a / largest) ** 2).sum(-1).sqrt() * b[:, 0]
+
+
+def weighted_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a / a.abs().sum(-1, keepdim=True) * b).sum(-1)
+
+
+def kurtosis(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    centred = a - a.mean(-1, keepdim=True)
+    return ((centred / (centred**2).mean(-1, keepdim=True).sqrt()) ** 4).mean(-1) * b[:, 0]
+
+
+def squared_again_and_again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    share = torch.softmax(a, -1)
+    for _ in range(12):
+        share = share * share
+    return (share * b).sum(-1)
 
 
 def rounded_shares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (torch.round(a / (a.abs().sum(-1, keepdim=True) + 1)) * b).sum(-1)
-
-
-def given_weights(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a * b[:, :1] * 3.0).sum(-1)
+    return (torch.round(torch.softmax(a, -1) * 9) * b).sum(-1)
 
 
 WALKS: dict[Callable[..., torch.Tensor], int] = {
-    cosine: 1, expected: 1, squares_of_shares: 1,
-    powers_of_shares: 2, rounded_shares: 2, given_weights: 1,
+    cosine: 1, expected: 1, shares_twice: 1,
+    half_a_cosine: 2, safe_norm: 2, weighted_shares: 2, kurtosis: 2,
+    squared_again_and_again: 2, rounded_shares: 2,
 }  # fmt: skip
 
 
@@ -122,7 +142,7 @@ WALKS: dict[Callable[..., torch.Tensor], int] = {
 def test_a_sum_does_not_wait_for_its_factors(
     function: Callable[..., torch.Tensor], worker: Worker
 ) -> None:
-    """A factor of all terms that another reduction of the row gives is multiplied once."""
+    """What all terms are divided by divides their sum, where they stay in range as they are."""
     inputs = x(40, 300), x(40, 300)
     expressed = decided(flow_of(function, *inputs)).subject.expressed
     assert expressed is not None

@@ -68,16 +68,55 @@ def test_eager_is_drawn_further_where_a_draw_has_few_elements() -> None:
     assert len(asked) == 8  # as many as settle it
 
     asked.clear()
-    assert compare(ours, truth(few), CRITERION, further=further(), alike=16).eager == error
-    with pytest.raises(KernelFault):
-        compare(off(few, 3 * error), truth(few), CRITERION, further=further(), alike=16)
-    assert len(asked) == 8 + MANY - 1  # each draw counts as one element
-
-    asked.clear()
     with pytest.raises(KernelFault) as wrong:
         compare(off(few, 3 * error), truth(few), CRITERION, further=further())
     assert len(asked) == MANY // 16 - 1  # with the first draw so many elements
     assert not isinstance(wrong.value, TooFew)
+
+
+def test_a_few_draws_more_count_where_elements_share_an_error() -> None:
+    """By their own size: a sum that nearly cancels makes error and result large together."""
+    many = torch.ones(MANY, dtype=torch.float64)
+    error = 2.0**-18
+    asked: list[int] = []
+
+    def further(size: float) -> Iterator[Truth]:
+        for number in range(10_000):
+            asked.append(number)
+            yield truth(size * many, size * error if number == 7 else 0.0)
+
+    ours = off(many, 1.5 * error)
+    for alike in ((), (1,)):
+        with pytest.raises(KernelFault):
+            compare(ours, truth(many), CRITERION, further=further(1.0), alike=alike)
+    assert not asked
+    for size in (1.0, 2.0**20, 2.0**-20):
+        found = compare(ours, truth(many), CRITERION, further=further(size), alike=(MANY,))
+        assert found.eager == error
+        assert len(asked) == 8
+        asked.clear()
+    with pytest.raises(KernelFault):
+        compare(
+            off(many, 3 * error), truth(many), CRITERION, further=further(2.0**20), alike=(MANY,)
+        )
+    assert len(asked) == CRITERION.shared_draws
+
+
+@pytest.mark.parametrize("off_by", [1e-4, 1e-3, 1e-2])
+def test_channels_weighed_by_their_mean_are_not_excused(off_by: float) -> None:
+    def channels(seed: int) -> Truth:
+        drawn = torch.Generator().manual_seed(seed)
+        a, g = (torch.randn(shape, generator=drawn) for shape in ((3, 24, 9, 11), (3, 24, 1, 1)))
+
+        def weighed(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+            return a * (g / (g.mean(1, keepdim=True) + 1e-6)) + a
+
+        return Truth((weighed(a, g),), (weighed(a.double(), g.double()),))
+
+    known = channels(0)
+    ours = (known.exact[0] * (1 + off_by)).float()
+    with pytest.raises(KernelFault):
+        compare((ours,), known, CRITERION, further=map(channels, range(1, 10_000)), alike=(2376,))
 
 
 def test_an_empty_result_of_integers_stands_beside_others() -> None:
