@@ -258,3 +258,18 @@ def test_quotients_by_one_number_are_rounded_as_a_division_rounds_them(tmp_path:
     script.write_text(QUOTIENTS)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["0"], done.stderr
+
+
+def test_a_kernel_is_compiled_for_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then for all others at once; each kernel and each of its sizes by itself."""
+    monkeypatch.setattr(fused_runtime, "settled_sizes", {})
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    one, other = object(), object()
+    sizes = [640, 72, 640, 119, 4096, 5, 640, 6, 4096]
+    asked = [fused_runtime.settled(one, "N_1", size) for size in sizes]
+    assert asked == [640, 72, 640, 119, 4096, 0, 640, 0, 4096]
+    assert fused_runtime.settled(one, "N_2", 5) == fused_runtime.settled(other, "N_1", 5) == 5
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    checked = object()
+    assert [fused_runtime.settled(checked, "N_1", size) for size in (7, 8, 7)] == [7, 0, 7]

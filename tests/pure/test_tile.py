@@ -29,6 +29,7 @@ from fusion_advisor.tile.program import (
     ProgramId,
     Reduce,
     Scan,
+    Settled,
     Store,
     Tile,
     TileFunction,
@@ -114,6 +115,7 @@ def test_text_of_a_function_names_what_it_takes() -> None:
     )
     made = TileFunction("k", ("x_ptr", "cols"), ("COLS",), (
         Multiple("cols", "DIVISOR", "told to the compiler"),
+        Settled("cols", "N", "compiled for it"),
         Begin("s", Literal("0.0")),
         loop,
         If(A < B, (Do(DeviceCall("copies_made", (Name("EARLY"),))),), (If(A.differs(B), (), ()),)),
@@ -122,6 +124,7 @@ def test_text_of_a_function_names_what_it_takes() -> None:
     assert Text().function(made).splitlines() == [
         "k(x_ptr, cols; COLS):",
         "    cols = cols // DIVISOR * DIVISOR  # told to the compiler",
+        "    cols = N if N else cols  # compiled for it",
         "    s := 0.0",
         "    for at in 0, cols, COLS, 3 stages:",
         "        s <- sum(a, b)",
@@ -163,6 +166,8 @@ def test_a_program_that_keeps_every_rule() -> None:
         ((COL, For("at", Literal("0"), Name("col"), Literal("1"), ())),
          "at: bounds of a loop differ from lane to lane"),
         ((COL, Multiple("col", "COLS", "")), "col: told to the compiler, and is no argument"),
+        ((COL, Settled("col", "COLS", "")), "col: told to the compiler, and is no argument"),
+        ((Settled("rows", "N", ""),), "N: used before it begins"),
         ((If(Name("rows") < 3, (Let(("n",), Literal("1")),)), Let(("m",), Name("n"))),
          "n: used before it begins"),
         ((Let(("m",), Load(Address("z_ptr"))),), "z_ptr: used before it begins"),
