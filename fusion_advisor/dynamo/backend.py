@@ -52,7 +52,7 @@ from typing import Any, get_args
 import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, introduce, loosen_views, substitute
-from fusion_advisor.dynamo.measured import Stopwatch, Tune, may_measure, on_gpu
+from fusion_advisor.dynamo.measured import Stopwatch, Tune, are_kept, may_measure, on_gpu
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
@@ -406,7 +406,8 @@ def _divided(
     names = [torch.cuda.get_device_name(gpu)] if gpu is not None else []
     device, chosen = choose_device(options.device, rulebook, tuple(names))
     measured = None if anywhere or not may_measure() else gpu
-    timed = measured is not None and options.tune != "off" and options.alone is not None
+    times = options.tune == "now" or (options.tune == "cached" and are_kept())
+    timed = measured is not None and options.alone is not None and times
     compiler = replace(options.compiler, timed=timed)
     division = divide(lowered.graph, device, rulebook, compiler, (chosen,))
     places: Sequence[Occurrence] = division.places

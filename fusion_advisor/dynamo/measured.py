@@ -259,6 +259,12 @@ class Stopwatch:
         return entry(cache_folder() / "tuned", {**asked, "rules": self.rulebook.hash})
 
 
+def are_kept() -> bool:
+    """Whether an earlier run has kept a choice: without one, kernels that are not predicted to win
+    need not be written."""
+    return any((cache_folder() / "tuned").glob("*"))
+
+
 def _operands(flow: Dataflow, place: Occurrence) -> list[Tensor]:
     """Operands of a place's kernel, as the graph has them."""
     expressed = place.decision.subject.expressed

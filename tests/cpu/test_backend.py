@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune
+from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune, are_kept
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import decide
@@ -423,8 +423,10 @@ def test_a_kernel_has_to_win_over_inductors_where_both_are_timed(own_cache: Path
         return place.kernel is not None, place.why
 
     assert placed(80.0, 90.0, 120.0, "cached") == (False, "because"), "nothing is known yet"
+    assert not are_kept()
     assert placed(80.0, 90.0, 120.0) == (True, "kernel 80.0 us, Inductor 90.0 us (timed here)")
     assert placed(1.0, 1.0, 120.0, "cached")[0], "the times that were kept"
+    assert are_kept()
     assert not placed(80.0, 90.0, 120.0, "off")[0]
     for kept in own_cache.iterdir():
         kept.unlink()
