@@ -336,7 +336,7 @@ class DeviceKernelRuns:
         )
         with _apart(self.gpu), tracing(None):
             try:
-                graph = make_fx(reference, tracing_mode="fake")(*self.operands)
+                graph = make_fx(reference)(*self.operands)
                 compiled = partial(self.compiler(graph, self.operands), *self.operands)
                 times = self.clock.turns([ours, compiled], rounds)
             except Exception as error:  # noqa: BLE001 it has no time then
