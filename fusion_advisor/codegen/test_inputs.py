@@ -22,7 +22,7 @@ from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Kernel, Launch
 from fusion_advisor.region.index_range import data_below, never
 from fusion_advisor.region.random import STATE
-from fusion_advisor.region.region import Output, Region
+from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Rulebook, Verify
 from fusion_advisor.schedules.base import (
     WORD_BYTES,
@@ -289,7 +289,6 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         costly=elements > numbers.costly_elements.count,
         endless=elements > longest or held > _HELD_ELEMENTS,
         summed=_summed(file.region, sizes),
-        alike=_sharing(file.region, sizes),
     )
 
 
@@ -303,24 +302,6 @@ def _summed(region: Region, sizes: Mapping[int, int]) -> int:
             most *= prod(sizes[axis] for axis in expr.axes)
         behind[number] = most
     return max(behind.values(), default=1)
-
-
-def _sharing(region: Region, sizes: Mapping[int, int]) -> tuple[int, ...]:
-    """The elements of each result, at most, behind which one number stands that is combined of
-    values which do not vary along some of its axes: all of an image where it is a mean of its
-    channels' means."""
-    operands = {n: region.depends[region.exprs[n].args[0]] for n in region.all("reduce")}
-
-    def shared(output: Output) -> int:
-        behind = reach(region, output.value) & operands.keys()
-        counts = [
-            prod(sizes[axis] for axis in output.axes - region.depends[number])
-            for number in behind
-            if output.axes - operands[number]
-        ]
-        return max(counts, default=1)
-
-    return tuple(map(shared, region.outputs))
 
 
 def _inputs(

@@ -134,11 +134,8 @@ class _Options:
     """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
-    alone: Inner | None
-    """Inductor for one region that is timed, without CUDA graphs; None where the rest of the graph
-    is not Inductor's."""
-    beside: str
-    """Digest of its settings; empty where there is none."""
+    patches: Mapping[str, Any] | None
+    """Settings of Inductor for this graph; None where its rest is not Inductor's."""
     trained: Trained | None
     compiler: InnerCompiler
     device: str | None = None
@@ -345,12 +342,9 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
 
     compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
-    by_inductor = inner == "inductor"
-    alone = _inner(inner, {**patches, "triton.cudagraphs": False}) if by_inductor else None
-    settings = repr(sorted({**config.save_config_portable(), **patches}.items()))
-    beside = hashlib.sha256(settings.encode()).hexdigest() if by_inductor else ""
     return _Options(
-        _inner(inner, patches), alone, beside, _trained(inner, patches), compiler, device, paths,
+        _inner(inner, patches), patches if inner == "inductor" else None,
+        _trained(inner, patches), compiler, device, paths,
         tune=tune or ("now" if compiler.tuned else "cached"), **switched,
     )  # fmt: skip
 
@@ -371,6 +365,15 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
         return compiled
 
     return inductor
+
+
+def _alone(patches: Mapping[str, Any]) -> tuple[Inner, str]:
+    """Inductor for one region that is timed, without CUDA graphs, and a digest of its settings."""
+    from torch._inductor import config
+
+    settings = repr(sorted({**config.save_config_portable(), **patches}.items()))
+    inner = _inner("inductor", {**patches, "triton.cudagraphs": False})
+    return inner, hashlib.sha256(settings.encode()).hexdigest()
 
 
 def _trained(name: str | Inner, patches: dict[str, Any]) -> Trained | None:
@@ -403,19 +406,18 @@ def _divided(
     """Put calls of our kernels into a lowered graph."""
     rulebook = load_rulebook(options.rules)
     gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
-    names = [torch.cuda.get_device_name(gpu)] if gpu is not None else []
-    device, chosen = choose_device(options.device, rulebook, tuple(names))
+    name = torch.cuda.get_device_name(gpu) if gpu is not None else ""
+    device, chosen = choose_device(options.device, rulebook, (name,) if name else ())
     measured = None if anywhere or not may_measure() else gpu
-    times = options.tune == "now" or (options.tune == "cached" and are_kept())
-    timed = measured is not None and options.alone is not None and times
-    compiler = replace(options.compiler, timed=timed)
+    asked = options.tune == "now" or (options.tune == "cached" and are_kept())
+    patches = options.patches if measured is not None and asked else None
+    compiler = replace(options.compiler, timed=patches is not None)
     division = divide(lowered.graph, device, rulebook, compiler, (chosen,))
     places: Sequence[Occurrence] = division.places
     if measured is not None:
-        prepare = partial(
-            on_gpu, rulebook=rulebook, device=device, gpu=measured, compiler=options.alone
-        )
-        watch = Stopwatch(rulebook, options.tune, names[0], prepare, options.beside)
+        alone, beside = _alone(patches) if patches is not None else (None, "")
+        prepare = partial(on_gpu, rulebook=rulebook, device=device, gpu=measured, compiler=alone)
+        watch = Stopwatch(rulebook, options.tune, name, prepare, beside)
         places = watch.places(division.flow, places)
     places = substitute(lowered, division.flow, places, anywhere=anywhere)
     return Outcome(tuple(places), division.report)

@@ -46,9 +46,6 @@ class Case:
     memory: it is left to a GPU."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
-    alike: tuple[int, ...] = ()
-    """Elements of each result, at most, that have the error of one reduction in common where its
-    operand does not vary along all of the result's axes."""
     loads: int | None = None
     """Upper limit on the elements that the kernels load, repeats counted. None: no limit is
     checked."""
@@ -156,8 +153,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Criterion:
     """Limit on the error of a result, from `[criterion]` in `rules/model.toml`: a factor of eager's
-    error, ulps of the result's dtype, and the number of elements that eager's error is taken over;
-    with the draws that are made beside where many of them share an error."""
+    error, ulps of the result's dtype, and the number of elements that eager's error is taken over.
+    """
 
     factor: float
     ulps: float
@@ -165,7 +162,6 @@ class Criterion:
     long_sum: int
     float64_ulps: float
     eager_elements: int
-    shared_draws: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,7 +416,6 @@ class CriterionRules(Table):
     long_sum: Elements
     float64_ulps: Ulps
     eager_elements: Elements
-    shared_draws: Count
     """Elements of results over which eager's error is taken, at least."""
     decided: Share
     """Share of a result's elements that an emitted file's own check lets fall on the other side of

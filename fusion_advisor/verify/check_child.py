@@ -120,7 +120,7 @@ def _judge(
 ) -> Error:
     """Compare results with eager and float64, and with further draws of eager's."""
     further = (truth(yardstick, run.inputs(case, 1000 * draw)) for draw in count(1))
-    return compare(ours, truth(yardstick, inputs), run.criterion, case.summed, further, case.alike)
+    return compare(ours, truth(yardstick, inputs), run.criterion, case.summed, further)
 
 
 _OTHER = 0.75

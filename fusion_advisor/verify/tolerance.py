@@ -22,9 +22,8 @@ use that is counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 
@@ -75,14 +74,11 @@ def compare(
     criterion: Criterion,
     summed: int = 0,
     further: Iterable[Truth] = (),
-    alike: Sequence[int] = (),
 ) -> Error:
     """Compare results with the truth, and return the error of the result that is furthest off.
     Raises KernelFault for the first result that does not hold. `further` yields other draws of the
     same distribution; raises TooFew where they end before eager's error is taken over enough
-    elements. Where so many elements as `alike` says of a result have the error of one reduction in
-    common, a few draws more count, each relative to its own largest element: such a reduction may
-    cancel, and then error and result are large together."""
+    elements."""
     if len(ours) != len(truth.eager):
         raise KernelFault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
     found: list[Error] = []
@@ -109,13 +105,6 @@ def compare(
             found[index] = _beside(found[index], draw, index, criterion)
             seen[index] += draw.eager[index].numel()
         over = {index for index in over if found[index].ours > found[index].tolerance}
-    shared = {index for index, count in enumerate(alike) if count > 1}
-    for draw in islice(draws, criterion.shared_draws if over & shared else 0):
-        for index in over & shared:
-            found[index] = _beside(found[index], _scaled(draw, truth, index), index, criterion)
-        over = {index for index in over if found[index].ours > found[index].tolerance}
-        if not over & shared:
-            break
     for index in sorted(over, key=lambda index: (index in few, index)):
         error, exact = found[index], truth.exact[index]
         off = _gap(ours[index], exact)
@@ -133,23 +122,6 @@ def missing_draws(result: torch.Tensor, criterion: Criterion) -> int:
     """Number of further draws until eager's error is taken over enough elements; 0 for an empty
     result, which cannot be off."""
     return -(-criterion.eager_elements // result.numel()) - 1 if result.numel() else 0
-
-
-def _scaled(draw: Truth, truth: Truth, index: int) -> Truth:
-    """Draw of which one result is as large as that of another draw."""
-    here, there = (_size(each.exact[index]) for each in (truth, draw))
-    factor = here / there if there else 1.0
-
-    def scaled(results: Tensors) -> Tensors:
-        return tuple(r.double() * factor if n == index else r for n, r in enumerate(results))
-
-    moved = None if draw.moved is None else scaled(draw.moved)
-    return Truth(scaled(draw.eager), scaled(draw.exact), moved)
-
-
-def _size(exact: torch.Tensor) -> float:
-    """Largest finite magnitude; 0 where there is none."""
-    return torch.where(exact.isfinite(), exact.abs(), 0.0).amax().item() if exact.numel() else 0.0
 
 
 def _beside(error: Error, draw: Truth, index: int, criterion: Criterion) -> Error:

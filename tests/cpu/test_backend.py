@@ -299,15 +299,20 @@ def test_what_waits_for_a_matmul_is_no_neighbour() -> None:
 
 def test_regions_are_timed_beside_inductor_alone() -> None:
     """A backend function of the user's is called for the user's graphs and no others."""
-    options_of = importlib.import_module("fusion_advisor.dynamo.backend")._options
-    inductor, tuned = options_of(None, {}), options_of("max-autotune-no-cudagraphs", {})
-    assert inductor.alone is not None
-    assert len({inductor.beside, tuned.beside, ""}) == 3
+    module = importlib.import_module("fusion_advisor.dynamo.backend")
+    options_of, alone = module._options, module._alone
+
+    def beside(mode: str | None) -> str:
+        patches = options_of(mode, {}).patches
+        assert patches is not None
+        return alone(patches)[1]
+
+    seen = {beside(None), beside("max-autotune-no-cudagraphs")}
+    assert len(seen | {""}) == 3
     with torch._inductor.config.patch(coordinate_descent_tuning=True):
-        assert options_of(None, {}).beside not in (inductor.beside, tuned.beside)
+        assert beside(None) not in seen
     for inner in ("eager", lambda module, inputs: module.forward):
-        chosen = options_of(None, {"inner": inner})
-        assert (chosen.alone, chosen.beside) == (None, "")
+        assert options_of(None, {"inner": inner}).patches is None
 
 
 def test_the_names_of_our_options_stay() -> None:
