@@ -19,7 +19,7 @@ from fusion_advisor.verify.tolerance import Tensors
 DISTRIBUTIONS = ("normal", "special", "tiny", "large", "across", "faint")
 """Distributions of random inputs; seed s draws from entry s, cyclically. Every draw has one scale,
 so that no small number hides behind a large one's error. In `large` each row of the last dimension
-is on one side of zero, in `across` each column."""
+that has several elements is on one side of zero, in `across` each column."""
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
@@ -39,9 +39,9 @@ def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tens
     dtype = getattr(torch, spec.dtype)
     values = torch.randn(spec.shape, generator=gen, dtype=torch.float64, device=gen.device)
     if distribution in ("large", "across"):  # far from zero: no element saves a wrong maximum
-        shape = (*spec.shape[:-1], 1) if spec.shape else ()
-        across = (*(1 for _ in spec.shape[:-1]), *spec.shape[-1:])
-        sided = shape if distribution == "large" else across
+        last = max((dim for dim, size in enumerate(spec.shape) if size > 1), default=-1)
+        own = distribution == "across"
+        sided = [size if (dim == last) == own else 1 for dim, size in enumerate(spec.shape)]
         side = torch.randint(0, 2, sided, generator=gen, device=gen.device)
         values += 5.0 * (side * 2 - 1)
     values *= _SCALES.get(distribution, (1.0, 1.0))[dtype == torch.float16]

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Case
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.inputs import build_inputs
 
@@ -106,3 +108,15 @@ def test_inputs_of_one_storage_are_views_of_it() -> None:
         assert right.data_ptr() - left.data_ptr() == 4
         assert left.isfinite().all()
         assert right.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (1, 6, 1, 1), (4, 6, 1)])
+def test_a_row_is_the_last_dimension_of_several_elements(shape: tuple[int, ...]) -> None:
+    """A weight of channels, (6, 1, 1), is one row. As six rows of one element, some on either side
+    of zero, its elements cancel in a mean of channels: eager's error is as large as the mean."""
+    case = Case("own", (Tensor(shape, x(*shape).stride(), "float32"),))
+    for distribution, dim in (("large", 1), ("across", 0)):
+        (drawn,) = build_inputs(case, distribution, 3)
+        above = (drawn > 0).movedim(shape.index(6), -1).reshape(-1, 6)
+        assert (above == above.select(dim, 0).unsqueeze(dim)).all()
+        assert above.shape[1 - dim] == 1 or above.any() > above.all()
