@@ -16,6 +16,7 @@ from networkx.utils import UnionFind
 
 from fusion_advisor.cost.dataflow import Dataflow, bits, widened
 from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.gates.products import shortest_product
 from fusion_advisor.fusion.lower import boundary, fused_traffic
 from fusion_advisor.fusion.partition import (
     Component,
@@ -306,7 +307,8 @@ def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
 def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet]) -> None:
     """Record the bytes that fusing every maximal region of modelled memory-bound launches would
     save, and the candidates that reach further than a component: regions with ops that have no
-    meaning, and regions with the compute-bound launches that touch them."""
+    meaning, regions with the compute-bound launches that touch them, and regions with one product
+    whose contraction is so short that one kernel would pay."""
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     memory_bound = [c.modelled and c.launches > 0 and c.memory_bound for c in costs]
     compute_bound = [c.launches > 0 and not c.memory_bound for c in costs]
@@ -314,19 +316,27 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet
     fused = {place for g in result.groups for place in g.instances}
     known = fused | {place for c in result.candidates for place in c.instances}
     seen: dict[object, DecidedSet] = {}
+    told: dict[object, bool] = {}
     regions = tuple(_convex_regions(wide))
     result.saveable_bytes = _saveable_bytes(wide, regions, result.groups)
     for region in regions:
-        ends = tuple(sorted({*region, *_ends(flow, region, compute_bound)}))
-        for place in dict.fromkeys((region, ends)):
+        ends = _ends(flow, region, compute_bound)
+        short = [tuple(sorted((*region, end))) for end in sorted(ends)]
+        for place in dict.fromkeys((region, tuple(sorted((*region, *ends))), *short)):
             if len(place) < 2 or place in known:
                 continue
             shape = _shape(flow, place)
-            if shape in seen:
-                seen[shape].instances.append(place)
-            else:
-                seen[shape] = DecidedSet(decide(place), [place])
-    result.candidates.extend(f for f in seen.values() if not f.decision.accepted)
+            if shape not in seen:
+                seen[shape] = DecidedSet(decide(place), [])
+                if place in short and len(ends) > 1:
+                    product = shortest_product(seen[shape].decision.subject)
+                    told[shape] = product is not None and product.pays
+            seen[shape].instances.append(place)
+    result.candidates.extend(
+        found
+        for shape, found in seen.items()
+        if not found.decision.accepted and told.get(shape, True)
+    )
 
 
 def _saveable_bytes(

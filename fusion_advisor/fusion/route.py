@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding
+from fusion_advisor.fusion.gates.products import shortest_product
 from fusion_advisor.fusion.lower import fused_traffic
 from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.graph import Ref
@@ -54,8 +55,15 @@ def _name(ref: Ref) -> str:
 
 
 def fix(decision: Decision) -> Fix | None:
-    """Smallest change that flips the deciding gate; None unless exactly one gate fails."""
+    """Smallest change that flips the deciding gate; None unless exactly one gate fails, or nothing
+    but a schedule is missing for a product with so short a contraction that one kernel would
+    pay: even above the ridge, where a product takes little longer than its bytes."""
     missing = [gate for gate in decision.gates if gate.outcome != "holds"]
+    product = None if decision.accepted else shortest_product(decision.subject)
+    failing = {gate.name for gate in missing if gate.outcome == "fails"}
+    if product and product.pays and failing <= {"compute-bound"}:
+        change = f"one kernel by hand, for there is no schedule of products here: {product}"
+        return Fix(missing[-1].name, missing[-1].limit, change)
     if decision.accepted or len(missing) != 1 or missing[0].outcome != "fails":
         return None
     (gate,) = missing

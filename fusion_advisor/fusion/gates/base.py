@@ -13,6 +13,9 @@ from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.base import Plan
 from fusion_advisor.schedules.select import Planned
 
+PRODUCTS = ("matmul", "attention", "convolution")
+"""Patterns of launches that wait for the tensor cores where they are large."""
+
 
 @dataclass(frozen=True)
 class Subject:

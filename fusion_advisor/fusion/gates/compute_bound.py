@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusion_advisor.fusion.gates.base import Reading, Subject
+from fusion_advisor.fusion.gates.products import shortest_product
 
 
 def measure(subject: Subject) -> Reading:
@@ -10,9 +11,8 @@ def measure(subject: Subject) -> Reading:
     worst = max(subject.launches, key=lambda i: subject.cost(i).intensity / subject.cost(i).ridge)
     cost = subject.cost(worst)
     name = subject.flow.nodes[worst].name
-    return Reading(
-        cost.intensity,
-        cost.ridge,
-        f"{name} does {cost.intensity:.2f} FLOP/B; the ridge of the {cost.unit} unit in"
-        f" {cost.dtype} is {cost.ridge:.2f}",
-    )
+    why = f"{name} does {cost.intensity:.2f} FLOP/B; the ridge of the {cost.unit} unit in"
+    why += f" {cost.dtype} is {cost.ridge:.2f}"
+    if product := shortest_product(subject):
+        why += f"; {product}"
+    return Reading(cost.intensity, cost.ridge, why)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fusion_advisor.fusion.gates.base import Reading, Subject
-
-_PRODUCTS = ("matmul", "attention", "convolution")
+from fusion_advisor.fusion.gates.base import PRODUCTS, Reading, Subject
+from fusion_advisor.fusion.gates.products import shortest_product
 
 
 def measure(subject: Subject) -> Reading:
@@ -13,10 +12,13 @@ def measure(subject: Subject) -> Reading:
     flow, inside = subject.flow, 0
     launches = set(subject.launches)
     for product in subject.launches:
-        if subject.cost(product).pattern not in _PRODUCTS:
+        if subject.cost(product).pattern not in PRODUCTS:
             continue
         feeding = [i for i in launches if flow.above[product] >> i & 1]
         if any(subject.cost(i).pattern == "reduction" for i in feeding):
             inside += 1
     limit = subject.rulebook.gate("feeds-matmul").number("inside").value
-    return Reading(inside, limit, f"{inside} matrix products fed by a reduction inside the group")
+    why = f"{inside} matrix products fed by a reduction inside the group"
+    if inside and (product := shortest_product(subject)):
+        why += f"; {product}"
+    return Reading(inside, limit, why)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fusion_advisor.cost.annotate import seconds_of_arithmetic
 from fusion_advisor.cost.times import Fused, time_model
-from fusion_advisor.fusion.gates.base import Reading, Subject
+from fusion_advisor.fusion.gates.base import PRODUCTS, Reading, Subject
 from fusion_advisor.fusion.lower import fused_traffic
 
 
@@ -19,10 +19,13 @@ def fused_bytes(subject: Subject) -> int:
 
 def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
     """Input of the time model for a set's kernels, with the registers per thread of each where they
-    are compiled."""
+    are compiled. A product takes in one kernel with others what it takes alone."""
     device, plan = subject.device, subject.plan
-    arithmetic_us = 1e6 * sum(
-        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
+    arithmetic_us = sum(
+        cost.time_us
+        if cost.pattern in PRODUCTS
+        else 1e6
+        * seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
         for cost in map(subject.cost, subject.launches)
     )
     launches = len(plan.steps) if plan else 1

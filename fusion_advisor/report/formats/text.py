@@ -53,7 +53,7 @@ def document(
             for todo in found[:top]
         ],
         count=len(found),
-        tail=[] if verbose else [*_tail(report)],
+        tail=[] if verbose else [*_tail(report, top)],
     )
     return Group(summary, *_rest(report, top)) if verbose else summary
 
@@ -240,7 +240,7 @@ def _bottlenecks(rows: Iterable[tuple[str, float, float, float]]) -> Iterator[Re
             yield _Cropped(Text(f"{times}  {wording.size(moved):>8}  {'█' * round(20 * share)}"), 1)
 
 
-def _tail(report: Report) -> Iterator[RenderableType]:
+def _tail(report: Report, top: int) -> Iterator[RenderableType]:
     if report.bench:
         yield _Cropped(
             Text(f"Measured: {report.bench.recommended}; {report.bench.why}"), _INTRODUCING
@@ -252,6 +252,8 @@ def _tail(report: Report) -> Iterator[RenderableType]:
         yield _Cropped(_dim(f"Not modelled: {each}"), 1)
     if said := wording.rejections(report):
         yield _Cropped(_dim(f"Rejected: {said}"), _INTRODUCING)
+    if said := wording.short_products(report, top):
+        yield _Cropped(_dim(f"Short products: {said}"), 1)
     yield _Cropped(_dim("gates, rejected candidates and what stands alone: --verbose"), 1)
 
 

@@ -529,6 +529,17 @@ def rejections(report: Report) -> str:
     return f"{len(rows)} candidate{'s' if len(rows) > 1 else ''} ({each})" if rows else ""
 
 
+def short_products(report: Report, top: int) -> str:
+    """Rejected candidates that one kernel by hand would pay for, with what it would save."""
+    found = (r for r in independent_candidates(report) if r.fixable)
+    rows = [row for row in found if row.fixable and row.fixable.gate == "no-schedule"]
+    each = ", ".join(
+        f"{time(row.impact.saved_us_total)} {row.id} {named(row)}" for row in rows[:top]
+    )
+    more = f" and {len(rows) - top} more" if len(rows) > top else ""
+    return f"{each}{more}; no schedule writes products" if rows else ""
+
+
 @dataclass(frozen=True)
 class Todo:
     """One action, a fusion or advice. `saved_us` is the most that it saves of the step, None where
