@@ -20,7 +20,7 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
-from fusion_advisor.sourcepatch.editing.outline import can_be_outlined
+from fusion_advisor.sourcepatch.editing.outline import require_function
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Block,
@@ -29,7 +29,6 @@ from fusion_advisor.sourcepatch.editing.sources import (
     Sources,
     assigned,
     held_path,
-    names_in,
     span_of,
 )
 from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace
@@ -250,7 +249,11 @@ class Guards:
         if " or " in text:  # which stands between conditions
             return ""
         asking = replace(edit, guard=f"{text}.dim() == 0")
-        return text if can_be_outlined(self.sources.file(edit.file), asking) else ""
+        try:
+            require_function(self.sources.file(edit.file), asking)
+        except NotPlaced:
+            return ""
+        return text
 
     def _view_of_named(self, ref: Ref, text: str, words: Mapping[str, str]) -> str:
         """Text of an operand that is a view of what a name holds as the edit begins, or that a
@@ -605,19 +608,6 @@ def _follows(function: Function, name: str, other: str) -> bool:
         for value in bound
     ]
     return bool(roots) and all(isinstance(r, ast.Name) and r.id == other for r in roots)
-
-
-def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -> None:
-    """NotPlaced where two edits of a place get one guard, since their lines overlap, and that of
-    the later reads names that are not bound, or otherwise, where the earlier begins."""
-    early, late = sorted((one, other), key=lambda edit: edit.lines)
-    if late.lines[0] > early.lines[1]:
-        return
-    more = {*late.conditions} - {*early.conditions}
-    read = set[str]().union(*(names_in(ast.parse(condition, mode="eval")) for condition in more))
-    before, after = (sources.names[place].get(edit.lines[0], {}) for edit in (early, late))
-    if any(before.get(name) != after[name] for name in read & after.keys()):
-        raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")
 
 
 def _in_other_dtype(text: str, dtype: str) -> str:

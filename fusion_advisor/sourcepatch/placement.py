@@ -41,13 +41,14 @@ from fusion_advisor.sourcepatch.editing.outline import (
     KernelRun,
     Outlines,
     choice,
+    require_function,
 )
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sequential import folded
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, span_of
 from fusion_advisor.sourcepatch.editing.splice import nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
-from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
+from fusion_advisor.sourcepatch.guards import Guards, Other
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
     Serving,
@@ -203,9 +204,17 @@ class Placement:
             or any(held.leaves or held.attribute for held in passed),
             asked_too=frozenset(asked_too.intersection(edit.conditions)),
         )
-        if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
-            raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
+        self.require_held(edit)
         return place, edit
+
+    def require_held(self, edit: Edit) -> None:
+        """NotPlaced where nothing can hold what an edit asks, or names."""
+        file = self.sources.file(edit.file)
+        named = self.operators or "torch." in edit.guard
+        if named and not (file.has_torch or file.may_import_torch):
+            raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
+        if not self.operators and edit.needs_function:
+            require_function(file, edit)
 
     def _call(
         self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
@@ -402,11 +411,6 @@ class Placement:
         tensors = self.flow.annotated.tensors
         return KernelRun(kernel, reference, [tensors[ref] for ref in expressed.inputs])
 
-    def wants_torch(self, edits: Sequence[Edit]) -> bool:
-        """Whether edits of a file name torch, and the file does not."""
-        named = self.operators or any("torch." in edit.guard for edit in edits)
-        return named and not self.sources.file(edits[0].file).has_torch
-
     def barred(self) -> Dataflow:
         """The dataflow with launches kept apart that no block of the source could have in
         one kernel."""
@@ -478,8 +482,6 @@ def patch(
     only_dtype: Collection[str] = (),
     standing: Mapping[Path, str] | None = None,
     stamps: Mapping[str, Stamp] | None = None,
-    *,
-    outlining: bool = False,
 ) -> Patch:
     """The files with a call of its kernel in place of every group that they can express, or of an
     op of PyTorch's where the placement asks for those.
@@ -487,9 +489,8 @@ def patch(
     `kernels` are those of the findings by their names, each proven, those of `only_dtype` for the
     dtypes that were captured; `model` is the file beside which the package with the kernels is put.
     `standing` are the files of that package that are there already: its kernels stay, and serve
-    findings of the same name. `stamps` say of the kernels what wrote and checked them. With
-    `outlining` what guards ask, and the statements that run where they hold, are in functions
-    beside the kernels where they can be.
+    findings of the same name. `stamps` say of the kernels what wrote and checked them. What guards
+    ask, and the statements that run where they hold, are in functions beside the kernels.
     """
     standing, stamps = standing or {}, stamps or {}
     result = Patch()
@@ -542,12 +543,11 @@ def patch(
     for file, edits in noted.items():
         path, source = Path(file).resolve(), placement.sources.file(file)
         result.before[path] = source.before
-        if outlining:
-            edits = [*outlines.outlined(source, edits)]
+        if placement.operators:
+            imported = [] if source.has_torch else ["import torch"]
+        else:
+            edits, imported = outlines.outlined(source, edits), [_import(path, folder)]
         edits = [*nested(source, edits)]
-        imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
-        if not placement.operators:
-            imported.append(_import(path, folder))
         result.after[path] = folded(source, splice(source.text, edits, imported))
     if placement.operators:
         return result
@@ -642,7 +642,8 @@ def _edits(
             if not edit.takes_as_operand(other) and not other.takes_as_operand(edit):
                 line = edit.lines[0]
                 raise NotPlaced(f"line {line}: a group with as much to save is put there")
-            check_shared(sources, place, edit, other)
+            if placement.operators and _guards_over(edit, other):
+                raise NotPlaced(f"line {edit.lines[0]}: its guard would stand over another edit")
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
 
     name = f"{package}.{choosing or finding.name}"
@@ -681,13 +682,23 @@ def _edits(
             )
         for place in edits if left else ():
             edits[place] = tuple(edit.guarded(told) for edit in edits[place])
+            for edit in edits[place]:
+                placement.require_held(edit)
     edits = {place: each for edits in found.values() for place, each in edits.items()}
     if {*served.values()} == {finding.name}:
         return _Chosen(edits, served)
     if choosing:
+        for edit in {edit for each in edits.values() for edit in each}:
+            require_function(sources.file(edit.file), edit)
         return _Chosen(edits, served, choice(choosing, runs))
     choosing = f"{finding.name}{BY_SIZE}"
     return _edits(placement, finding, package, chosen, others, choosing, only_dtype=only_dtype)
+
+
+def _guards_over(one: Edit, other: Edit) -> bool:
+    """Whether a guard in the source, with the lines that it keeps, would hold both edits."""
+    early, late = sorted((one.lines, other.lines))
+    return bool(one.guard or other.guard) and late[0] <= early[1]
 
 
 def _launches(flow: Dataflow, instance: Sequence[int]) -> tuple[int, ...]:

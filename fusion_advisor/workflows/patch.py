@@ -307,13 +307,10 @@ def patch_model(
         within = replace(placement, editable=_within(model, folder))
 
         def put(groups: Sequence[Finding]) -> Patch:
-            return patch(
-                placement, groups, proven, model, only_dtype, standing, stamps,
-                outlining=not operators,
-            )  # fmt: skip
+            return patch(placement, groups, proven, model, only_dtype, standing, stamps)
 
         def put_alone(groups: Sequence[Finding]) -> Patch:
-            return patch(within, groups, proven, model, only_dtype, outlining=not operators)
+            return patch(within, groups, proven, model, only_dtype)
 
         def in_tree(edited: Patch, trials: list[Trial], numbers: Runs | None) -> Tried:
             return run_trial(

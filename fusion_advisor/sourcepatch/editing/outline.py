@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, groupby
 from pathlib import Path
@@ -22,7 +22,6 @@ from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, span_of, stored_in
-from fusion_advisor.sourcepatch.editing.splice import overlapping
 from fusion_advisor.support.errors import UsageError
 
 _SAYS = '''"""Calls of kernels. Where one would compute something else, or cannot take what it is
@@ -31,12 +30,20 @@ _WIDTH = 100
 _OR_EAGER, _OR_NONE = "_or_eager", "or_none"
 BY_SIZE = "_by_size"
 """End of the names of functions that choose a kernel."""
-_SOMETIMES = (
-    ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+_OWN = (
+    ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
     ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom,
 )  # fmt: skip
-"""Expressions that may leave a part of theirs out, that bind names, or that only their function can
-hold. What a function is given is evaluated whether it is read or not."""
+"""Expressions that bind names of their own, or that only their function can hold."""
+_BRANCHING = (
+    ast.If, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Pass, ast.Raise, ast.Assert
+)  # fmt: skip
+"""Statements of a branch that goes into a function whole."""
+_HELD = (
+    ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp,
+    ast.expr_context, ast.unaryop,
+)  # fmt: skip
+"""Expressions that compute nothing, however often they are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ class Outlines:
         }
         """Their texts, by their names."""
         self._stood = dict(self.functions)
-        self._choices: dict[str, tuple[Choice, Sequence[str]]] = {}
+        self._choices: set[str] = set()
 
     @property
     def text(self) -> str:
@@ -163,57 +170,33 @@ class Outlines:
 
     def choose(self, one: Choice, given: Sequence[str]) -> None:
         """Add the function of a choice; `given` are the names of its operands."""
-        self._choices[one.name] = one, given
-        self._choose(one.name, one, given, f".{_OR_NONE}")
+        self._choices.add(one.name)
         self._imports |= {kernel: f"from .{kernel} import {kernel}" for kernel in one.kernels}
-
-    def _choose(self, name: str, one: Choice, given: Sequence[str], way: str) -> None:
         call = f"({', '.join(given)})"
-        lines = [f"def {name}{call}:", '    """The same computation, by sizes and strides."""']
+        lines = [f"def {one.name}{call}:", '    """The same computation, by sizes and strides."""']
         for case, kernel in one.cases[:-1]:
-            lines += [f"    if {case.format(*given)}:", f"        return {kernel}{way}{call}"]
-        self.functions[name] = "\n".join([*lines, f"    return {one.cases[-1][1]}{way}{call}"])
-
-    def _in_place(self, edit: Edit) -> Edit:
-        """An edit whose statements stay: of several kernels it calls one that runs its reference
-        where it cannot take what it is given."""
-        name = edit.taken.kernel
-        if name not in self._choices:
-            return edit
-        plain = f"{name}_or_reference"
-        self._choose(plain, *self._choices[name], "")
-        return _calling(edit, edit.taken.call.replace(f".{name}(", f".{plain}(", 1))
+            lines += [f"    if {case.format(*given)}:", f"        return {kernel}.{_OR_NONE}{call}"]
+        last = one.cases[-1][1]
+        self.functions[one.name] = "\n".join([*lines, f"    return {last}.{_OR_NONE}{call}"])
 
     def outlined(
-        self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
+        self, file: SourceFile, edits: Iterable[tuple[Edit, str]]
     ) -> Iterator[tuple[Edit, str]]:
-        """Yield the edits of a file with their comments, those with guards as calls of functions
-        that ask these, and so those that need the statements, where there can be one. Edits that
-        share lines keep their guards, and say why, where one has to."""
-        for several in overlapping(edits):
-            try:
-                functions = {e: self.function(file, e) for e, _ in several if e.guard}
-            except NotPlaced as reason:
-                several = [(self._in_place(edit), comment) for edit, comment in several]
-                yield from several
-                yield several[0][0], f"fusion-advisor: the statements stay, for {reason}"
-                continue
-            functions |= {
-                edit: self.function(file, edit)
-                for edit, _ in several
-                if (edit.with_statements or edit.taken.kernel in self._choices)
-                and edit not in functions
-                and can_be_outlined(file, edit)
-            }
-            made = {edit: self._called(edit, each) for edit, each in functions.items()}
-            for edit, comment in several:
-                yield made.get(edit) or self._in_place(edit), comment
+        """Yield the edits of a file with their comments, those that ask or need their statements as
+        calls of functions that do. UsageError where the file that stands has a name of theirs."""
+        for edit, comment in sorted(edits, key=lambda p: (p[0].block.owner, p[0].lines)):
+            if edit.taken.kernel in self._choices or edit.needs_function:
+                try:
+                    edit = self._called(edit, self.function(file, edit))
+                except NotPlaced as reason:
+                    raise UsageError(
+                        f"{ASKING}: {reason}; remove the file, to have it written anew"
+                    ) from reason
+            yield edit, comment
 
     def function(self, file: SourceFile, edit: Edit) -> _Function:
         """The function of an edit. NotPlaced where there can be none."""
         kernel = edit.taken.kernel
-        if edit.steering:
-            raise NotPlaced("a branch is among them")
         every = kernel in self._trained
         way = "" if kernel in self._choices else f".{_OR_NONE}"
         made = _Function(
@@ -247,14 +230,15 @@ def _calling(edit: Edit, call: str) -> Edit:
     return replace(edit, replaced=instead(edit.replaced), inserted=instead(edit.inserted))
 
 
-def can_be_outlined(file: SourceFile, edit: Edit) -> bool:
-    """Whether an edit's guard can be asked by a function beside the kernels, whatever others
-    ask."""
+def require_function(file: SourceFile, edit: Edit) -> None:
+    """NotPlaced where no function beside the kernels can hold what an edit asks and its
+    statements, whatever others ask."""
     try:
         Outlines("", {edit.taken.kernel}).function(file, edit)
-    except NotPlaced:
-        return False
-    return True
+    except NotPlaced as reason:
+        raise NotPlaced(
+            f"line {edit.lines[0]}: no function can hold its lines: {reason}"
+        ) from reason
 
 
 def _same(one: str, other: str) -> bool:
@@ -334,14 +318,28 @@ class _Function(ast.NodeTransformer):
         self._locals = parameters.union(*map(stored_in, scopes))
         self._known = self._locals.union(self._reserved, *map(names_in, scopes))
         self._body = file.body(edit.block)
-        self._numbers = {span_of(each): number for number, each in enumerate(self._body)}
-        self._call = self._numbers[edit.called]
+        self._call = self._number(edit.called)
         self._parts = sorted(self._taken.parts, key=lambda part: (part.statement, part.node))
-        self._leaves = {span: text for part in self._parts for span, text in part.leaves}
+        self._whole = {
+            number: statement
+            for number in sorted({self._number(part.statement) for part in self._parts})
+            if isinstance(statement := self._body[number], ast.If)
+        }
+        """The `if`s, by number, that go into the function with all of their branches."""
+        function = file.function(edit.block)
+        self._bound = parameters | _bound_before(function.body, self._body[self._call])
+        self._own: set[str] = set()
+        """Names that an `if` binds before it reads them."""
+        self._sometimes = [*self._left_out()]
+        """Pieces of the parts that may not be evaluated. Where there are some, attributes of
+        modules are read in the function, for what it is given is evaluated whether it is read or
+        not."""
+        leaves = {span: text for part in self._parts for span, text in part.leaves}
+        self._leaves = {s: t for s, t in leaves.items() if not self._is_left_out(s)}
         self._at: int | None = None
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
-        self._at = min(self._numbers[part.statement] for part in self._parts)
+        self._at = min(map(self._number, (part.statement for part in self._parts)))
         given = ", ".join(operands)
         asked = [each for each in edit.conditions if every or each not in edit.asked_too]
         self._asks = [self._asked(_expression(each)) for each in asked]
@@ -373,16 +371,17 @@ class _Function(ast.NodeTransformer):
         results: dict[int, str] = {}
         several = sum(part.result is not None for part in self._parts) > 1
         for part in self._distinct():
-            number = self._at = self._numbers[part.statement]
-            statement = self._body[number]
-            stored = sorted(self._inside(number))
+            number = self._at = self._number(part.statement)
+            statement, stored = self._body[number], sorted(self._inside(number))
             if {self._renamed(name) for name in stored} & {*results.values()}:
                 raise NotPlaced(f"`{stored[0]}` is bound again")
+            branched = self._whole.get(number)
             named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
-            if part.result is None or named:
-                yield self._written(statement)
+            if part.result is None or named or branched:
+                yield self._branches(branched) if branched else self._written(statement)
                 if part.result is not None:
-                    results[part.result] = self._renamed(stored[0])
+                    name = self._result(branched) if branched else stored[0]
+                    results[part.result] = self._renamed(name)
                 continue
             value = self._written(self._file.expressions[part.node])
             if several:
@@ -393,14 +392,88 @@ class _Function(ast.NodeTransformer):
             yield f"return {', '.join(results[number] for number in sorted(results))}"
 
     def _distinct(self) -> Iterator[Part]:
-        """The parts; those of a statement that goes whole, `a, b = ...`, as one."""
+        """The parts; those of a statement that goes whole, `a, b = ...` or an `if`, as one."""
         gone = {span for span, text in self._edit.replaced if not text}
-        before: Part | None = None
+        for number, parts in groupby(self._parts, lambda part: self._number(part.statement)):
+            parts = [*parts]
+            if number in self._whole:
+                made = [part for part in parts if part.result is not None]
+                if len(made) > 1:
+                    raise NotPlaced("a branch makes several of its results")
+                yield (made or parts)[0]
+                continue
+            for before, part in zip((None, *parts), parts, strict=False):
+                again = before is not None and before.statement == part.statement
+                if not (again and part.result is None and part.statement in gone):
+                    yield part
+
+    # Branches.
+
+    def _left_out(self) -> Iterator[Span]:
+        """Yield pieces of the parts that are evaluated only where a condition holds."""
         for part in self._parts:
-            again = before is not None and before.statement == part.statement
-            if not (again and part.result is None and part.statement in gone):
-                yield part
-            before = part
+            piece = self._file.expressions.get(part.node) or self._file.statements[part.statement]
+            for node in ast.walk(piece):
+                if isinstance(node, ast.IfExp):
+                    yield from map(span_of, (node.body, node.orelse))
+                elif isinstance(node, ast.BoolOp):
+                    yield from map(span_of, node.values[1:])
+        for statement in self._whole.values():
+            yield from map(span_of, (*statement.body, *statement.orelse))
+
+    def _is_left_out(self, span: Span) -> bool:
+        return any(piece.holds(span) for piece in self._sometimes)
+
+    def _branches(self, statement: ast.If) -> str:
+        """An `if` with all of its branches. NotPlaced where they do what a function cannot do for
+        its caller, or where a part of one stays in the source."""
+        made = any(part.result is not None for part in self._inner(statement))
+        if dict(self._edit.replaced).get(span_of(statement)) != "" and not made:
+            raise NotPlaced("a part of a branch stays")
+        allowed = (*_BRANCHING, ast.Return) if self._returned() else _BRANCHING
+        for node in ast.walk(statement):
+            if isinstance(node, ast.stmt) and not isinstance(node, allowed):
+                raise NotPlaced(f"line {node.lineno} leaves a branch, or has a block of its own")
+        texts = (text for _, text in (*self._edit.replaced, *self._edit.inserted))
+        given = set[str]().union(*(stored_in(ast.parse(text)) for text in texts))
+        for part in self._parts:
+            if part.result is not None and self._number(part.statement) not in self._whole:
+                given |= stored_in(self._file.statements[part.statement])
+        function, looped = self._file.function(self._edit.block), _in_a_loop(self._file, statement)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                behind = looped or node.lineno > statement.lineno
+                stays = behind and not self._edit.takes(span_of(node))
+                if stays and node.id in stored_in(statement) - given:
+                    raise NotPlaced(f"`{node.id}` is bound in a branch, and read behind it")
+        self._own = stored_in(statement) - _read_first([statement])
+        written = self._written(statement)
+        self._own = set()
+        return written
+
+    def _returned(self) -> bool:
+        """Whether the source returns what the call gives: then so it does where a branch
+        returns."""
+        called = self._body[self._call]
+        if not isinstance(called, ast.Return) or called.value is None:
+            return False
+        return dict(self._edit.replaced).get(span_of(called.value)) == self._taken.call
+
+    def _inner(self, statement: ast.stmt) -> list[Part]:
+        return [part for part in self._parts if span_of(statement).holds(part.statement)]
+
+    def _result(self, statement: ast.If) -> str:
+        """The name that holds the result which a branch makes."""
+        match ast.parse(dict(self._edit.replaced)[span_of(statement)]).body:
+            case [ast.Assign([ast.Name(name)], value)]:
+                if ast.unparse(value) == ast.unparse(_expression(self._taken.call)):
+                    surely = _surely_stored([statement]) or ()
+                    if name not in surely and not self._is_made(name):
+                        self._give(name)
+                    return name
+            case _:
+                pass
+        raise NotPlaced("a branch makes more of its result")
 
     def _written(self, node: ast.AST) -> str:
         """A piece of the source, in names of the function."""
@@ -412,6 +485,8 @@ class _Function(ast.NodeTransformer):
         node = _expression(text)
         if text in self._leaves.values() and not text.isidentifier():
             return self._parameter(text, _word(node, self._taken.modules))
+        if self._sometimes and not all(isinstance(each, _HELD) for each in ast.walk(node)):
+            raise NotPlaced(f"`{text}` may not be computed")
         return self._written(node)
 
     def _asked(self, condition: ast.expr) -> str:
@@ -432,8 +507,8 @@ class _Function(ast.NodeTransformer):
         """Puts the function's names in place of the source's."""
         if isinstance(node, ast.expr) and span_of(node) in self._leaves:
             return self._leaf(node, self._leaves[span_of(node)])
-        if isinstance(node, _SOMETIMES):
-            raise NotPlaced("a part of theirs may be left out")
+        if isinstance(node, _OWN):
+            raise NotPlaced("one of them has names of its own")
         return super().visit(node)
 
     def _leaf(self, node: ast.expr, text: str) -> ast.AST:
@@ -449,12 +524,10 @@ class _Function(ast.NodeTransformer):
         """A local name, or a global one."""
         name, read = node.id, isinstance(node.ctx, ast.Load)
         if name in self._locals:
-            if read and not self._is_made(name):
-                self.given.setdefault(name, self._renamed(name))
+            if read and name not in self._own and not self._is_made(name):
+                self._give(name)
             return _named(self._renamed(name), node)
         line = self._file.bound.get(name)
-        if name == "super":
-            raise NotPlaced("super() belongs to the class")
         if name == "torch" and line in (None, "import torch"):
             return node  # a guard names it, whatever the file imports
         if line is None and hasattr(builtins, name):
@@ -464,6 +537,12 @@ class _Function(ast.NodeTransformer):
             return node
         self.given.setdefault(name, self._renamed(name))
         return _named(self._renamed(name), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A call; `super()`, which belongs to the class, is given."""
+        if isinstance(node.func, ast.Name) and node.func.id == "super":
+            return ast.copy_location(_expression(self._parameter(ast.unparse(node), "above")), node)
+        return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """An attribute: of a module it is given, of the package of kernels it is at hand."""
@@ -477,19 +556,27 @@ class _Function(ast.NodeTransformer):
         if isinstance(root, ast.Name) and root.id in self._taken.modules:
             if self._is_made(root.id):
                 raise NotPlaced(f"`{root.id}` is bound between them")
+            if self._sometimes:
+                return self.generic_visit(node)
             return _named(self._parameter(f"{root.id}.{node.attr}", node.attr), node)
         return self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         """`x += y`, which reads x."""
         if isinstance(node.target, ast.Name) and not self._is_made(node.target.id):
-            self.given.setdefault(node.target.id, self._renamed(node.target.id))
+            self._give(node.target.id)
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         """An assignment without its annotation, which may name anything."""
         assert node.value is not None  # nothing is computed without
         return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def _give(self, name: str) -> None:
+        """Give the function what a local name holds. NotPlaced where it may hold nothing yet."""
+        if self._sometimes and name not in self._bound:
+            raise NotPlaced(f"`{name}` may not be bound before them")
+        self.given.setdefault(name, self._renamed(name))
 
     def _parameter(self, text: str, wanted: str) -> str:
         """The parameter that an expression of the source is given as."""
@@ -521,6 +608,9 @@ class _Function(ast.NodeTransformer):
         makes = [number for number in range(self._at) if name in self._inside(number)]
         if makes:
             self._require_unbound(name, makes[-1] + 1, self._at)
+            if not any(name in self._surely(number) for number in makes):
+                self._require_unbound(name, *sorted((min(makes), self._call)))
+                self._give(name)
             return True
         self._require_unbound(name, *sorted((self._at, self._call)))
         return False
@@ -528,6 +618,8 @@ class _Function(ast.NodeTransformer):
     def _inside(self, number: int) -> set[str]:
         """The names that a statement binds in the function."""
         statement = self._body[number]
+        if number in self._whole:
+            return stored_in(statement)
         value = getattr(statement, "value", None) or statement
         each = value.elts if isinstance(value, ast.Tuple) else ()
         nodes = {span_of(node) for node in (statement, value, *each)}
@@ -535,12 +627,87 @@ class _Function(ast.NodeTransformer):
         names = stored_in(statement) if own else set[str]()
         return names if len(names) == 1 or all(part.result is None for part in own) else set()
 
+    def _surely(self, number: int) -> set[str]:
+        """The names that a statement binds in the function, whatever its branches ask."""
+        branched = self._whole.get(number)
+        return _surely_stored([branched]) or set() if branched else self._inside(number)
+
+    def _number(self, span: Span) -> int:
+        """Number of the statement of the block that a statement is, or is in."""
+        return next(n for n, each in enumerate(self._body) if span_of(each).holds(span))
+
     def _require_unbound(self, name: str, start: int, end: int) -> None:
         """NotPlaced where one of some statements, if it stays in the source, binds a name."""
-        removed = {span for span, text in self._edit.replaced if not text}
+        texts = dict(self._edit.replaced)
         for statement in self._body[start:end]:
-            if span_of(statement) not in removed and name in stored_in(statement):
+            text = texts.get(span_of(statement))
+            stays = statement if text is None else ast.parse(text)
+            if name in stored_in(stays):
                 raise NotPlaced(f"`{name}` is bound between them")
+
+
+def _surely_stored(statements: Sequence[ast.stmt]) -> set[str] | None:
+    """The names that statements bind, whatever their branches ask; None where what is behind them
+    is never reached."""
+    found = set[str]()
+    for each in statements:
+        if isinstance(each, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+            return None
+        if isinstance(each, ast.If):
+            branches = [_surely_stored(branch) for branch in (each.body, each.orelse)]
+            reached = [names for names in branches if names is not None]
+            if not reached:
+                return None
+            found |= reached[0].intersection(*reached[1:])
+        elif isinstance(each, ast.With):
+            found |= {
+                name for i in each.items if i.optional_vars for name in stored_in(i.optional_vars)
+            }
+            found |= _surely_stored(each.body) or set()
+        elif not hasattr(each, "body"):
+            found |= stored_in(each)
+    return found
+
+
+def _read_first(statements: Sequence[ast.stmt], bound: Collection[str] = ()) -> set[str]:
+    """The names that statements may read before they bind them."""
+    found, bound = set[str](), {*bound}
+    for each in statements:
+        if isinstance(each, ast.If):
+            found |= names_in(each.test) - bound
+            for branch in (each.body, each.orelse):
+                found |= _read_first(branch, bound)
+            bound |= _surely_stored([each]) or set()
+        else:
+            read = names_in(each) - stored_in(each)
+            if isinstance(value := getattr(each, "value", None), ast.expr):
+                read |= names_in(value)
+            if isinstance(each, ast.AugAssign):
+                read |= names_in(each.target)
+            found |= read - bound
+            bound |= stored_in(each)
+    return found
+
+
+def _bound_before(body: Sequence[ast.stmt], last: ast.stmt) -> set[str]:
+    """The names that statements bind, whatever branches ask, before a statement among them or in
+    their blocks is reached."""
+    for number, each in enumerate(body):
+        if each is last or span_of(each).holds(span_of(last)):
+            found = _surely_stored(body[:number]) or set()
+            if each is not last:
+                if isinstance(each, (ast.For, ast.AsyncFor)):
+                    found |= stored_in(each.target)
+                for name in ("body", "orelse", "finalbody"):
+                    found |= _bound_before(getattr(each, name, ()), last)
+            return found
+    return set()
+
+
+def _in_a_loop(file: SourceFile, statement: ast.stmt) -> bool:
+    return any(
+        isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in file.enclosing(statement)
+    )
 
 
 def _expression(text: str) -> ast.expr:

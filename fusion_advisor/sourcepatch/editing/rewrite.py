@@ -149,6 +149,11 @@ class Edit:
         """Conditions of the guard, any of which keeps the source; () without a guard."""
         return tuple(filter(None, self.guard.split(" or ")))
 
+    @property
+    def needs_function(self) -> bool:
+        """Whether a function has to ask, or to hold the statements."""
+        return bool(self.guard) or self.with_statements
+
     def guarded(self, condition: str) -> Edit:
         """The edit with one more condition, or several, under which the source stays."""
         conditions = dict.fromkeys(filter(None, (*self.conditions, *condition.split(" or "))))

@@ -56,18 +56,6 @@ class _Guard:
     last: int
 
 
-def overlapping(edits: Iterable[tuple[Edit, str]]) -> list[list[tuple[Edit, str]]]:
-    """Edits of a file with their comments, those of a block that share lines together; a guard is
-    that of all these."""
-    found: list[list[tuple[Edit, str]]] = []
-    for pair in sorted(edits, key=lambda p: (p[0].block.owner, p[0].block.field, p[0].lines)):
-        near = [each for each, _ in (found[-1] if found else ()) if each.block == pair[0].block]
-        if not any(each.lines[1] >= pair[0].lines[0] for each in near):
-            found.append([])
-        found[-1].append(pair)
-    return found
-
-
 def nested(file: SourceFile, edits: Iterable[tuple[Edit, str]]) -> Iterator[tuple[Edit, str]]:
     """Yield the edits of a file with their comments, the inner ones first: the operands of an edit
     as others leave them."""
@@ -107,12 +95,9 @@ class _Placing(ast.NodeTransformer):
 
 
 def _guards(edits: Iterable[tuple[Edit, str]]) -> Iterator[_Guard]:
-    for several in overlapping(edits):
-        first = several[0][0]
-        asked = dict.fromkeys(each for edit, _ in several for each in edit.conditions)
-        if asked:
-            last = max(edit.lines[1] for edit, _ in several)
-            yield _Guard(" or ".join(asked), first.called, first.lines[0], last)
+    for edit, _ in edits:
+        if edit.guard:
+            yield _Guard(edit.guard, edit.called, *edit.lines)
 
 
 class _Spans:
