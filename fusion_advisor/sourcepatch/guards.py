@@ -412,8 +412,8 @@ class Guards:
     def _exchanged(
         self, place: SourcePlace, edit: Edit, names: Mapping[str, str], passed: Collection[Held]
     ) -> Iterator[str]:
-        """Conditions that a module whose call is removed is of another class, or that it, or the
-        module that is edited, holds other numbers which torch's own code reads."""
+        """Conditions that a module whose call is removed is of another class or has hooks, or that
+        it, or the module that is edited, holds other numbers which torch's own code reads."""
         trail = self.sources.trail
         made = _computed(self.sources, place.block, edit, place)
         for text, held in self._modules(place.block, edit).items():
@@ -424,6 +424,7 @@ class Guards:
                 names_there = sorted({name for _, name in held})
                 other = f"not in {(*names_there,)!r}" if others else f"!= {forward!r}"
                 yield f"{text}.forward.__code__.co_qualname {other}"
+            yield from (f"{text}.{hooks}" for hooks in _HOOKS)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
             text, held = spelled(trail, path, names), trail.modules.get(path)
@@ -586,6 +587,8 @@ class Guards:
         return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""Attributes of a module that hold what runs when it is called, beside `forward`."""
 _PARAMETERS = ("weight", "bias")
 """Parameters that torch's modules may be built without."""
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")

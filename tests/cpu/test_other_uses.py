@@ -29,10 +29,10 @@ from .test_patch import HEAD, changed, made
 Use = Callable[[Any], list[object]]
 
 
-def uses(folder: Path, body: str, use: Use, shape: str = "8, 32, 1024") -> str:
+def uses(folder: Path, body: str, use: Use, shape: str = "8, 32, 1024", inputs: int = 1) -> str:
     """The source and the guards of a patch; `use` of the model's file gives the same before and
     after."""
-    patch = made(folder, body, shape=shape)
+    patch = made(folder, body, shape=shape, count=inputs)
     assert patch.diff, (patch.unplaced, patch.patch.refused)
     text = changed(patch)
     with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
@@ -714,3 +714,103 @@ def test_kernels_that_are_chosen_by_size_leave_the_rest_to_the_statements(tmp_pa
     text = uses(tmp_path, CHANNELS, use, shape="8, 64, 32, 32")
     chosen = text.partition('"""The same computation, by sizes and strides."""')[2]
     assert chosen.partition("\n\n\n")[0].count(".or_none(") == 2
+
+
+JUMPS = {
+    "a loop that goes on": """
+        for fc in self.fc:
+            x = torch.tanh(fc(x)) * 2.0
+            if scale is None:
+                continue
+            x = x * (1 + scale) + 0.5
+        return x
+    """,
+    "a loop that ends": """
+        for fc in self.fc:
+            x = torch.tanh(fc(x)) * 2.0
+            if scale is None:
+                break
+            x = x * (1 + scale) + 0.5
+        return x
+    """,
+    "an early return of a result": """
+        x = 3.0 * torch.tanh(self.fc[0](x) / 3.0)
+        if scale is None:
+            return x
+        return x, (F.softmax(x, -1) * scale).sum(-1)
+    """,
+    "an error": """
+        x = 3.0 * torch.tanh(self.fc[0](x) / 3.0)
+        if scale is None:
+            raise ValueError("no scale")
+        return x, torch.sigmoid(x) * scale
+    """,
+    "an early return of something else": """
+        y = torch.tanh(self.fc[0](x)) + 1.0
+        if scale is None:
+            return x
+        return y * torch.sigmoid(scale)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_what_leaves_a_block_is_not_passed(name: str, tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model, found = file.Model(), list[object]()
+        for scale in (None, drawn()):
+            try:
+                made = model(drawn(), scale)
+                found += made if isinstance(made, tuple) else [made]
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    forward = JUMPS[name].replace("\n", "\n        ")
+    uses(
+        tmp_path,
+        f"""
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(2)])
+
+            def forward(self, x, scale=None):{forward}
+        """,
+        use,
+        inputs=2,
+    )
+
+
+def test_hooks_of_a_module_whose_call_goes_run(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        found = list[object]()
+        for attribute in ("norm", "act"):
+            model, calls = file.Model(), list[str]()
+
+            def before(*_: object, calls: list[str] = calls) -> None:
+                calls.append("before")
+
+            def behind(_: object, given: object, made: Any) -> Any:
+                return made * 1.5
+
+            module = getattr(model, attribute)
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(behind)
+            found += [model(drawn()), calls]
+        return found
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.act = nn.LayerNorm(1024), nn.GELU()
+
+            def forward(self, x):
+                return self.act(self.norm(x)) * 2.0 + x
+        """,
+        use,
+    )
+    assert "or norm._forward_hooks\n        or norm._forward_pre_hooks" in text

@@ -57,10 +57,12 @@ def made(
     mode: str = "eval",
     shape: str = "8, 32, 1024",
     resized: bool = False,
+    count: int = 1,
 ) -> Patched:
-    """The patch of a file with a model, kernels unchecked; with `resized` at other sizes, too."""
+    """The patch of a file with a model of `count` inputs, kernels unchecked; with `resized` at
+    other sizes, too."""
     file = folder / "model.py"
-    inputs = f"\n\ndef get_inputs():\n    return [torch.empty({shape})]\n"
+    inputs = f"\n\ndef get_inputs():\n    return [torch.empty({shape}) for _ in range({count})]\n"
     file.write_text(HEAD + textwrap.dedent(body) + inputs)
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)

@@ -328,6 +328,7 @@ class _Rewriter:
         for span in held:
             if not self._file.alone(span):
                 raise NotPlaced(f"line {span.line}: its statements share a line")
+        self._require_no_jump(held, called, replaced)
         return self._place, Edit(
             block=self._place.block,
             function=self._function.name,
@@ -346,6 +347,19 @@ class _Rewriter:
                 frozenset(n for n, w in self._names(first.statement).items() if w[:1] == ":"),
             ),
         )
+
+    def _require_no_jump(
+        self, held: Sequence[Span], called: Span, replaced: Mapping[Span, str]
+    ) -> None:
+        """NotPlaced where what stays between the parts may leave the block: what stood behind that
+        would run before it, or what stood before it would not run. Where it returns, nobody reads
+        what the parts before it made."""
+        for statement in self._block:
+            span = span_of(statement)
+            between = held[0].line < span.line < held[-1].line and replaced.get(span) != ""
+            jumps = {*_jumps(statement)} if between else set[type[ast.stmt]]()
+            if (called.line < span.line and jumps) or jumps & {ast.Continue, ast.Break}:
+                raise NotPlaced(f"line {span.line} between its parts may leave the block")
 
     def _parts(
         self, tops: list[_Top], texts: Sequence[str], replaced: dict[Span, str]
@@ -901,7 +915,20 @@ def _is_plain(test: ast.expr) -> bool:
     return True
 
 
+_LEAVING = (ast.Continue, ast.Break)
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+
+
+def _jumps(statement: ast.AST, looping: bool = False) -> Iterator[type[ast.stmt]]:
+    """Yield the kinds of statements in a statement that leave it: not those that leave a loop or a
+    function in it alone."""
+    if isinstance(statement, (*_LEAVING, ast.Return, ast.Raise)):
+        if not (looping and isinstance(statement, _LEAVING)):
+            yield type(statement)
+    elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        looping = looping or isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+        for child in ast.iter_child_nodes(statement):
+            yield from _jumps(child, looping)
 
 
 def _parts(node: ast.expr) -> Iterator[ast.expr]:
