@@ -24,6 +24,7 @@ from fusion_advisor.fusion.partition import (
     Verdict,
     compatible,
     connected,
+    contracted,
     partition,
 )
 from fusion_advisor.ir.graph import Ref
@@ -61,9 +62,11 @@ def group(
     decide: Decide,
     rulebook: Rulebook,
     kind: Callable[[tuple[int, ...]], object] = lambda component: None,
+    unit: Callable[[int], object] = lambda launch: None,
 ) -> Grouping[DecidedSet]:
     """Partition every component of a graph. Components of the same computation are cut alike,
-    components of different `kind` separately."""
+    components of different `kind` separately. Launches behind each other of one `unit`, None
+    aside, are not cut apart."""
     result = Grouping[DecidedSet]([], [])
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
@@ -71,7 +74,7 @@ def group(
         by_shape.setdefault(alike, []).append(component)
     worst = 0.0
     for occurrences in by_shape.values():
-        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result))
+        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit))
     result.gap = worst
     _break_cycles(flow, result)
     _maximal_regions(flow, decide, result)
@@ -217,17 +220,28 @@ def _solve(
     decide: Decide,
     rulebook: Rulebook,
     result: Grouping[DecidedSet],
+    unit: Callable[[int], object],
 ) -> float:
     """Cut one component and carry the cut to its other occurrences; returns the gap."""
     numbers = occurrences[0]
     component = _localised(flow, numbers)
+    units = _units(component, numbers, unit)
     decisions: dict[int, Decision] = {}
 
+    def members(mask: int) -> list[int]:
+        return [i for number in bits(mask) for i in bits(units[number])]
+
     def judge(mask: int) -> Verdict:
-        decision = decisions[mask] = decide(numbers[i] for i in bits(mask))
+        decision = decisions[mask] = decide(numbers[i] for i in members(mask))
         launches_us = decision.fused_us - flow.annotated.device.times.call.value
         return Verdict(decision.accepted, decision.hopeless, launches_us)
 
+    if len(units) < len(numbers):
+        alone_us = [sum(component.alone_us[i] for i in bits(each)) for each in units]
+        for number, each in enumerate(units):
+            if each & (each - 1) and (verdict := judge(1 << number)).accepted:
+                alone_us[number] = min(alone_us[number], verdict.time_us)
+        component = contracted(component, units, alone_us)
     search = rulebook.search
     cut = partition(component, judge, search.exact_nodes.count, search.judged_sets.count)
     covered = sum(cut.sets)
@@ -239,7 +253,7 @@ def _solve(
         judge(whole)
 
     def found(mask: int, parent: DecidedSet | None) -> DecidedSet:
-        places = [tuple(place[i] for i in bits(mask)) for place in occurrences]
+        places = [tuple(place[i] for i in members(mask)) for place in occurrences]
         return DecidedSet(decisions[mask], places, parent)
 
     top = found(whole, None) if legal else None
@@ -251,6 +265,24 @@ def _solve(
         found(mask, top) for mask in _tried(component, decisions) if mask != whole
     )
     return cut.gap
+
+
+def _units(
+    component: Component, numbers: Sequence[int], unit: Callable[[int], object]
+) -> list[int]:
+    """Sets of positions that are cut together, in their order: one position each but for launches
+    of one unit that stand behind each other and can share a kernel."""
+    units: list[int] = []
+    before: object = None
+    for i, number in enumerate(numbers):
+        this = unit(number)
+        joined = units[-1] | 1 << i if units else 0
+        if this is not None and this == before and compatible(component, joined):
+            units[-1] = joined
+        else:
+            units.append(1 << i)
+        before = this
+    return units
 
 
 def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:

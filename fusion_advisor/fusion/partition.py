@@ -50,6 +50,46 @@ class Component:
         return (1 << self.count) - 1
 
 
+def contracted(component: Component, units: Sequence[int], alone_us: Sequence[float]) -> Component:
+    """A component whose positions are sets of another's, in their order: what is in one can only be
+    cut together. `alone_us` are the times of the sets."""
+    unit_of = {i: number for number, mask in enumerate(units) for i in bits(mask)}
+
+    def among(mask: int, own: int) -> int:
+        found = 0
+        for i in bits(mask):
+            found |= 1 << unit_of[i]
+        return found & ~(1 << own)
+
+    def joined(masks: Sequence[int], number: int) -> int:
+        whole = 0
+        for i in bits(units[number]):
+            whole |= masks[i]
+        return among(whole, number)
+
+    traffic: list[Traffic] = []
+    for number, mask in enumerate(units):
+        rows = [component.traffic[i] for i in bits(mask)]
+        written = {tensor for row in rows for tensor, *_ in row.writes}
+        reads = {tensor: us for row in rows for tensor, us in row.reads if tensor not in written}
+        writes = [
+            (tensor, us, among(readers, number), outside)
+            for row in rows
+            for tensor, us, readers, outside in row.writes
+        ]
+        left = tuple(write for write in writes if write[2] or write[3])
+        traffic.append(Traffic(tuple(reads.items()), left))
+    every = range(len(units))
+    return Component(
+        above=[joined(component.above, number) for number in every],
+        apart=[joined(component.apart, number) for number in every],
+        near=[joined(component.near, number) for number in every],
+        alone_us=alone_us,
+        traffic=traffic,
+        launch_us=component.launch_us,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Answer of the judge on a set: its fused time if accepted; `hopeless` when no larger set can

@@ -730,10 +730,15 @@ def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
 def _cut(
     placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
 ) -> Identified:
-    """Partition, solved for the cuts that the source can express."""
+    """Partition, solved for the cuts that the source can express: none within what one expression
+    launches."""
     flow = placement.barred()
     grouping = group(
-        flow, lambda launches: placement.judged(decided(launches)), rulebook, placement.kind
+        flow,
+        lambda launches: placement.judged(decided(launches)),
+        rulebook,
+        placement.kind,
+        lambda launch: flow.nodes[launch].step,
     )
     return identify(flow, grouping, rulebook)
 
