@@ -80,8 +80,14 @@ def contracted(component: Component, units: Sequence[int], alone_us: Sequence[fl
         left = tuple(write for write in writes if write[2] or write[3])
         traffic.append(Traffic(tuple(reads.items()), left))
     every = range(len(units))
+    above: list[int] = []
+    for number in every:  # what a part of a set waits for, all that wait for the set do
+        own = joined(component.above, number)
+        above.append(own)
+        for before in bits(own):
+            above[number] |= above[before]
     return Component(
-        above=[joined(component.above, number) for number in every],
+        above=above,
         apart=[joined(component.apart, number) for number in every],
         near=[joined(component.near, number) for number in every],
         alone_us=alone_us,

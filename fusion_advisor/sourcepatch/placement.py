@@ -640,8 +640,8 @@ def _edits(
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
             if not edit.takes_as_operand(other) and not other.takes_as_operand(edit):
-                line = edit.lines[0]
-                raise NotPlaced(f"line {line}: a group with as much to save is put there")
+                line, taken = edit.lines[0], other.taken.kernel
+                raise NotPlaced(f"line {line}: {taken} is put there, a group with as much to save")
             if placement.operators and _guards_over(edit, other):
                 raise NotPlaced(f"line {edit.lines[0]}: its guard would stand over another edit")
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
@@ -732,9 +732,10 @@ def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:
         return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
     kernels = wording.in_place_of(launches, launches - finding.launches_saved)
     backward = ", with its backward" if kernel.gradients else ""
-    less, us = wording.size(saved), wording.time(finding.saved_us)
+    moved = f"{wording.size(abs(saved))} {'less' if saved >= 0 else 'more'} through HBM"
+    us = wording.time(finding.saved_us)
     return (
-        f"fusion-advisor: {finding.pattern}, {kernels}{backward}: {less} less through HBM, "
+        f"fusion-advisor: {finding.pattern}, {kernels}{backward}: {moved}, "
         f"{us} saved a call (predicted)"
     )
 

@@ -14,6 +14,7 @@ from fusion_advisor.fusion.partition import (
     Verdict,
     compatible,
     connected,
+    contracted,
     cycle,
     partition,
 )
@@ -205,3 +206,25 @@ def test_two_convex_sets_that_form_a_cycle_are_not_chosen() -> None:
     assert compatible(component, 0b0011)
     assert compatible(component, 0b1100)
     assert cycle(component, [0b0011, 0b1100])
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.lists(st.booleans(), min_size=7, max_size=7))
+def test_what_is_cut_together_has_the_traffic_and_the_order_of_its_launches(
+    problem: tuple[Component, frozenset[int]], joins: list[bool]
+) -> None:
+    component, _ = problem
+    units: list[int] = []
+    for i, joined in zip(range(component.count), joins, strict=False):
+        if joined and units and compatible(component, units[-1] | 1 << i):
+            units[-1] |= 1 << i
+        else:
+            units.append(1 << i)
+    alone = [sum(component.alone_us[i] for i in bits(mask)) for mask in units]
+    whole = contracted(component, units, alone)
+    assert whole.count == len(units)
+    for mask in range(1, 1 << len(units)):
+        launches = sum(units[i] for i in bits(mask))
+        assert fused_us(whole, mask) == fused_us(component, launches)
+        assert compatible(component, launches) or not compatible(whole, mask)
+    assert not any(above >> number for number, above in enumerate(whole.above))
