@@ -399,7 +399,7 @@ class Placement:
     ) -> str:
         """Condition that holds in some runs of lines, which stay as they are written there, and not
         in the others; empty where there is none."""
-        if self.operators or len(edits) > 1 or len(some) >= len(others):
+        if self.operators or len(edits) > 1 or len(some) > len(others):
             return ""
         return self._guards.telling(edits[0], some, others)
 

@@ -62,7 +62,8 @@ def made(
     """The patch of a file with a model of `count` inputs, kernels unchecked; with `resized` at
     other sizes, too."""
     file = folder / "model.py"
-    inputs = f"\n\ndef get_inputs():\n    return [torch.empty({shape}) for _ in range({count})]\n"
+    given = ", ".join([f"torch.empty({shape})"] * count)
+    inputs = f"\n\ndef get_inputs():\n    return [{given}]\n"
     file.write_text(HEAD + textwrap.dedent(body) + inputs)
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
@@ -842,12 +843,20 @@ def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
         )
     )
     tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If)]
-    assert [ast.unparse(test).partition("fused")[0].rstrip("( or") for test in tests] == [
-        "torch.is_autocast_enabled() or by != 4.0",
-        "type(act) is not torch.nn.Softplus or act.beta != 0.2 or act.threshold != 20.0",
-        "type(sure_[1]) is not torch.nn.Sigmoid",
-        "type(chosen) is not torch.nn.ReLU",
+    asked = [[*map(ast.unparse, test.values)] for test in tests if isinstance(test, ast.BoolOp)]
+    assert [[each for each in some if "fused" not in each] for some in asked] == [
+        ["torch.is_autocast_enabled()", "by != 4.0"],
+        [
+            *("type(act) is not torch.nn.Softplus", *hooked("act")),
+            *("act.beta != 0.2", "act.threshold != 20.0"),
+        ],
+        ["type(sure_[1]) is not torch.nn.Sigmoid", *hooked("sure_[1]")],
+        ["type(chosen) is not torch.nn.ReLU", *hooked("chosen")],
     ]
+
+
+def hooked(name: str) -> tuple[str, str]:
+    return f"{name}._forward_hooks", f"{name}._forward_pre_hooks"
 
 
 @pytest.mark.deep

@@ -54,6 +54,15 @@ def test_a_convolution_sums_over_channels_and_window() -> None:
     assert product.contraction == 32 * 9
 
 
+def test_the_backward_of_a_convolution_has_no_one_contraction() -> None:
+    def model(grad: torch.Tensor, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        given = None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (True, True, False)
+        return torch.ops.aten.convolution_backward(grad, a, w, *given)[0].relu()
+
+    flow = flow_of(model, x(8, 64, 62, 62), x(8, 32, 64, 64), x(64, 32, 3, 3))
+    assert shortest_product(decide(flow, launches(flow), RULES).subject) is None
+
+
 def test_what_is_no_product_and_what_is_nothing_else() -> None:
     for model in (lambda a: torch.relu(a) * 2.0, lambda a: a @ a):
         flow = flow_of(model, x(256, 256))

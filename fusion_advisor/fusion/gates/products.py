@@ -9,7 +9,7 @@ from fusion_advisor.fusion.lower import boundary, fused_traffic
 from fusion_advisor.ir.graph import Ref
 
 _SUMS = ("matmul", "convolution")
-"""Patterns of products of which each element of the result is one sum of products."""
+"""Patterns of products of which each element of the one result is a sum of products."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ def shortest_product(subject: Subject) -> ShortestProduct | None:
     product, or with nothing beside one."""
     flow, device = subject.flow, subject.device
     others = [i for i in subject.launches if subject.cost(i).pattern not in PRODUCTS]
-    lengths = {
-        i: _contraction(subject, i) for i in subject.launches if subject.cost(i).pattern in _SUMS
-    }
+    sums = (i for i in subject.launches if subject.cost(i).pattern in _SUMS)
+    lengths = {i: _contraction(subject, i) for i in sums if len(flow.nodes[i].outputs) == 1}
     if not lengths or not others:
         return None
     product = min(lengths, key=lambda number: (lengths[number], number))
