@@ -247,6 +247,8 @@ def _built(name: str, size: Size, layers: int, device: str) -> tuple[Any, dict[s
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model, given = built(cls, config, scenario, [])
+    if decode:  # it is called many times, and a cache that is full has room for one token
+        given["past_key_values"].reset()
     return model.eval(), given
 
 

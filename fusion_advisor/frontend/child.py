@@ -235,13 +235,15 @@ def capture_here(
 ) -> Graph:
     """Captures MODEL in this process, without limits: what the child of `capturing` does."""
     from fusion_advisor.frontend.loading import load
+    from fusion_advisor.frontend.signature import objects_known, signature
 
     if model.startswith("hf:"):
         with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
     loaded = load(model, scenario)
-    graph = _translate(loaded, scenario, trail, references, mask_elements)
+    with objects_known(signature((loaded.args, loaded.kwargs))):  # as a cache that is passed
+        graph = _translate(loaded, scenario, trail, references, mask_elements)
     graph = replace(graph, files=_loaded_files())
     return then(loaded, scenario, graph) if then else graph
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fusion_advisor.frontend.signature import signature, undescribed
 from fusion_advisor.frontend.user_model import (
     Loaded,
     building,
@@ -69,7 +70,7 @@ def built(
     module = guarded(f"building {cls.__name__} {said}", lambda: _build(cls, config))
     kwargs = _inputs(module, config, scenario, assumed)
     if scenario.phase == "decode":
-        return _decoding(module, config, scenario, kwargs, assumed)
+        return module, _decoding(module, config, scenario, kwargs, assumed)
     return module, kwargs
 
 
@@ -189,63 +190,62 @@ def _default_tokens(config: Any) -> int:
     return min([_DEFAULT_TOKENS, *(n for n in longest if isinstance(n, int) and n > 0)])
 
 
-def _tensors_of(layer: Any) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in vars(layer).items() if torch.is_tensor(value)}
-
-
-class _Decode(torch.nn.Module):
-    """One token [B, 1] against a static cache that is full but for its last place."""
-
-    def __init__(self, model: Any, cache: Any, length: int) -> None:
-        super().__init__()
-        self.model = model
-        self.cache = cache
-        for index, layer in enumerate(cache.layers):
-            for name, tensor in _tensors_of(layer).items():
-                self.register_buffer(f"{name}_{index}", tensor, persistent=False)
-        self.position: torch.Tensor
-        self.register_buffer("position", torch.full((1,), length - 1), persistent=False)
-        self.places = "cache_position" in inspect.signature(model.forward).parameters
-
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        for index, layer in enumerate(self.cache.layers):
-            for name in _tensors_of(layer):
-                setattr(layer, name, getattr(self, f"{name}_{index}"))
-        options: dict[str, Any] = {"position_ids": self.position[None]}
-        if self.places:
-            options["cache_position"] = self.position
-        result = self.model(
-            input_ids=input_ids, past_key_values=self.cache, use_cache=True, **options
-        )
-        return result.logits if hasattr(result, "logits") else result[0]
-
-
 def _decoding(
     module: Any,
     config: Any,
     scenario: Scenario,
     kwargs: dict[str, Any],
     assumed: list[str],
-) -> tuple[torch.nn.Module, dict[str, Any]]:
+) -> dict[str, Any]:
+    """Inputs of one token behind so many that the cache is full but for its last place."""
     if "input_ids" not in kwargs or config.is_encoder_decoder:
         raise CaptureError("--phase decode needs a causal language model; use --phase forward")
     length = scenario.kv_len or _default_tokens(config)
     if scenario.kv_len is None:
         assumed.append(f"kv_len={length}")
-    ids = kwargs["input_ids"]
-    try:
-        cache = _static_cache(config.get_text_config(), length, ids, module_dtype(module))
-    except Exception as error:
-        raise failure("making a static cache", error, "use --phase prefill") from error
-    return _Decode(module, cache, length), {"input_ids": ids}
+    position = torch.full((1,), length - 1)
+    places = {"position_ids": position[None], "cache_position": position}
+    takes = inspect.signature(module.forward).parameters
+    carried = _carried(module.eval(), config, kwargs, length, assumed)
+    if why := undescribed(signature(carried)):
+        raise CaptureError(f"{why}; use --phase prefill")
+    return kwargs | carried | {name: place for name, place in places.items() if name in takes}
 
 
-def _static_cache(text: Any, length: int, ids: torch.Tensor, dtype: torch.dtype) -> Any:
-    """A cache whose layers all have the same heads and one width."""
+def _carried(
+    module: Any, config: Any, kwargs: dict[str, Any], length: int, assumed: list[str]
+) -> dict[str, Any]:
+    """Arguments by name that a model hands itself from token to token, as its own call of the
+    tokens before leaves them: so each layer has the keys, values and states that it makes. A static
+    cache where the model takes one, else what it makes by itself."""
     import transformers
 
-    cache = transformers.StaticCache(config=text, max_cache_len=length)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    cache.early_initialization(ids.shape[0], heads, width, dtype, ids.device)
-    return cache
+    takes = inspect.signature(module.forward).parameters
+    few = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+
+    def left(tokens: int, **cache: Any) -> dict[str, Any]:
+        prompt = kwargs | few | {"input_ids": kwargs["input_ids"].repeat(1, tokens)}
+        with torch.no_grad():
+            result = module(**prompt, **cache)
+        return {name: value for name, value in result.items() if name in takes}
+
+    before, why = max(length - 1, 1), "forward takes no past_key_values"
+    if "past_key_values" in takes:
+        static = transformers.StaticCache(config=config, max_cache_len=length)
+        try:
+            carried = left(before, past_key_values=static)
+        except Exception as error:  # noqa: BLE001 however a model with another cache refuses this
+            why = f"StaticCache raised {type(error).__name__}"
+        else:
+            if not carried:
+                assumed.append("cache=none: the model keeps nothing from token to token")
+            return carried
+    try:
+        carried = left(1)
+        if signature(carried) != signature(left(2)):  # a state is as large behind any number
+            carried = left(before)
+    except Exception as error:
+        raise failure("filling a cache", error, "use --phase prefill") from error
+    kinds = ", ".join(type(value).__name__ for value in carried.values())
+    assumed.append(f"cache={kinds or 'none'} of the model's own ({why})")
+    return carried

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fusion_advisor.frontend.child import Scenario, capture_here
+from fusion_advisor.ir.graph import Graph, Tensor
 from fusion_advisor.ir.scenario import parse_input
 from fusion_advisor.support.errors import CaptureError
 
@@ -55,9 +56,86 @@ def test_decode_is_one_token_against_a_static_cache(tmp_path: Path) -> None:
     assert graph.captured_by == "export"
     ids = next(node for node in graph.nodes if node.kind == "input")
     assert ids.out.shape == (3, 1)
-    keys = next(node for node in graph.nodes if node.name == "keys_0")
-    assert keys.out.shape == (3, 2, 32, 16)
-    assert any(keys.out.storage in node.mutates for node in graph.nodes)
+    keys = kept(graph)["past_key_values_layers_0_keys"]
+    assert keys.shape == (3, 2, 32, 16)
+    assert any(keys.storage in node.mutates for node in graph.nodes)
+
+
+def kept(graph: Graph) -> dict[str, Tensor]:
+    """What is handed to a step of decode besides the token."""
+    inputs = {node.name: node.out for node in graph.nodes if node.kind == "input"}
+    return {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
+
+
+LATENT = {
+    "model_type": "minicpm3", "architectures": ["MiniCPM3ForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 128,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 12, "num_key_value_heads": 4,
+}  # fmt: skip
+SHARED = {
+    "model_type": "falcon", "architectures": ["FalconForCausalLM"], "hidden_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 128, "multi_query": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "values"),
+    [(LATENT, (1, 1, 32, 16), (1, 1, 32, 4)), (SHARED, (1, 1, 32, 16), (1, 1, 32, 16))],
+    ids=["latent", "shared"],
+)
+def test_keys_and_values_are_as_large_as_the_model_makes_them(
+    tmp_path: Path, config: dict[str, Any], keys: tuple[int, ...], values: tuple[int, ...]
+) -> None:
+    found = kept(capture_here(write(tmp_path, config), Scenario(phase="decode", kv_len=32)))
+    assert found["past_key_values_layers_0_keys"].shape == keys
+    assert found["past_key_values_layers_0_values"].shape == values
+
+
+def test_a_window_that_is_full_is_rolled_on(tmp_path: Path) -> None:
+    config = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    scenario = Scenario(phase="decode", kv_len=32)
+    graph = capture_here(write(tmp_path, {**config, "sliding_window": 8}), scenario)
+    assert kept(graph)["past_key_values_layers_0_keys"].shape == (1, 2, 8, 16)
+    assert sum(node.op == "aten.roll.default" for node in graph.nodes) == 2 * 2
+
+
+STATES = {
+    "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 32,
+    "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1,
+    "vocab_size": 128, "chunk_size": 16,
+}  # fmt: skip
+
+
+def test_a_model_with_a_cache_of_its_own_is_given_that(tmp_path: Path) -> None:
+    graph = capture_here(write(tmp_path, STATES), Scenario(phase="decode", kv_len=32))
+    own = "cache=DynamicCache of the model's own (forward takes no past_key_values)"
+    assert own in graph.assumed
+    states = kept(graph)
+    assert states["cache_params_layers_1_recurrent_states_0"].shape == (1, 4, 16, 8)
+    written = {storage for node in graph.nodes for storage in node.mutates}
+    assert {tensor.storage for tensor in states.values()} <= written
+
+
+MIXED = {
+    "model_type": "minimax", "architectures": ["MiniMaxForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "num_local_experts": 2,
+    "layer_types": ["linear_attention", "full_attention"], "block_size": 8, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_a_model_that_refuses_a_static_cache_is_given_its_own(tmp_path: Path) -> None:
+    graph = capture_here(write(tmp_path, MIXED), Scenario(phase="decode", kv_len=32))
+    own = "cache=MiniMaxCache of the model's own (StaticCache raised ValueError)"
+    assert own in graph.assumed
+    assert kept(graph)["past_key_values_layers_1_keys"].shape == (1, 2, 31, 16)
+
+
+def test_a_model_that_keeps_nothing_says_so(tmp_path: Path) -> None:
+    bert = {**LLAMA, "model_type": "bert", "architectures": ["BertLMHeadModel"]}
+    graph = capture_here(write(tmp_path, bert), Scenario(phase="decode", kv_len=32))
+    assert "cache=none: the model keeps nothing from token to token" in graph.assumed
 
 
 def test_dtype_of_the_scenario_wins(tmp_path: Path) -> None:
