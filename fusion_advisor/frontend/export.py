@@ -41,6 +41,7 @@ from fusion_advisor.frontend.kept_ends import KeptEnds
 from fusion_advisor.frontend.recurrent import whole_recurrent_layers
 from fusion_advisor.frontend.source_tracer import Recorder, mark
 from fusion_advisor.frontend.triton_calls import opaque_triton
+from fusion_advisor.frontend.user_model import swappable
 from fusion_advisor.ir.frames import choose, source_of_frame, source_of_traceback
 from fusion_advisor.ir.graph import NodeKind, Ref, Source
 from fusion_advisor.ir.source_trace import Trail
@@ -397,6 +398,7 @@ def _tracing(
         stack.enter_context(opaque_triton())
         stack.enter_context(whole_recurrent_layers())
         stack.enter_context(_checkpoints_noted(seen))
+        stack.enter_context(swappable())
         common = "torch.cuda.amp.common.amp_definitely_not_available"
         stack.enter_context(mock.patch(common, return_value=False))
         stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -207,8 +207,7 @@ def building(scenario: Scenario, fake: FakeTensorMode) -> Generator[None, None, 
     """Fake tensors, the scenario's default dtype, CUDA read as the host."""
     # torch redraws until no value is out of range, which no fake tensor can tell.
     drawn = mock.patch("torch.nn.init._no_grad_trunc_normal_", _left_as_is)
-    swapped = mock.patch("torch.utils.swap_tensors", _swapped)
-    with defaults(scenario), drawn, swapped, fake, OnHost():
+    with defaults(scenario), drawn, swappable(), fake, OnHost():
         yield
 
 
@@ -227,10 +226,14 @@ def defaults(scenario: Scenario) -> Generator[None, None, None]:
 _swap = torch.utils.swap_tensors
 
 
+def swappable() -> AbstractContextManager[object]:
+    """Let `model.half()` and `.to(dtype)` swap the contents of fake parameters, where a model is
+    built and where its forward does so. torch refuses tensors with weak references, which the fake
+    mode itself holds here."""
+    return mock.patch("torch.utils.swap_tensors", _swapped)
+
+
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Swap the contents of two tensors, which `model.half()` and `.to(memory_format=...)` do with
-    fake parameters. torch refuses tensors with weak references, which the fake mode itself holds
-    here."""
     with mock.patch("weakref.getweakrefs", return_value=[]):
         _swap(one, other)
 

@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from fusion_advisor.frontend.session import undisturbed, without_weights
 from fusion_advisor.frontend.signature import fakes, objects_known, signature, undescribed
-from fusion_advisor.frontend.user_model import HostFakeMode
+from fusion_advisor.frontend.user_model import HostFakeMode, swappable
 from fusion_advisor.ir.frames import source_of_traceback
 from fusion_advisor.support.errors import CaptureError, UsageError
 
@@ -52,18 +56,18 @@ def call_on_fakes(
 ) -> None:
     """Call a model whose tensors, as its arguments', belong to the fake mode, through torch.compile
     and without gradients. Raises CaptureError for a model that asks for a number in a tensor's
-    data, and any exception of the model."""
+    data, or for a size that follows from it, and any exception of the model."""
     compiled = torch.compile(model, backend=backend, dynamic=dynamic)
     # As a first call is: sizes of calls before it, of other models too, would make some symbolic.
     first = torch._dynamo.config.patch(automatic_dynamic_shapes=False)
-    with warnings.catch_warnings(), torch.no_grad(), fake, first:
+    with warnings.catch_warnings(), torch.no_grad(), fake, first, swappable():
         warnings.simplefilter("ignore")  # they are about running what is not run here
         try:
             compiled(*args, **kwargs)
-        except DataDependentOutputException as error:
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
             source = source_of_traceback(error)
             where = f"{source.file}:{source.line}: " if source else ""
             raise CaptureError(
-                f"{where}the model asks for a number in a tensor, whose data a dry run lacks; call "
-                "fusion_advisor.apply(model, inputs) on the GPU"
+                f"{where}the model asks for a number or a size that is in a tensor, whose data a "
+                "dry run lacks; call fusion_advisor.apply(model, inputs) on the GPU"
             ) from error

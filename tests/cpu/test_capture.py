@@ -365,6 +365,31 @@ def test_a_triton_launch_in_an_autograd_function_is_one_node() -> None:
     assert ops(graph) == ["exp", "empty_like", "doubled_kernel", "add"]
 
 
+CASTING = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        self.last = self.last.to(torch.bfloat16)
+        return self.last(x)
+
+
+def get_inputs():
+    return [torch.randn(4, 8, dtype=torch.bfloat16)]
+"""
+
+
+def test_a_model_may_cast_a_part_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "casting.py").write_text(CASTING)
+    graph = capture_here(str(tmp_path / "casting.py"))
+    assert ops(graph) == ["_to_copy", "_to_copy", "t", "addmm"]
+
+
 @torch.library.custom_op("capture_test::opaque", mutates_args=())
 def opaque(x: Tensor) -> Tensor:
     return x.clone()

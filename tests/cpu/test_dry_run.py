@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 
 import fusion_advisor as fa
 from fusion_advisor.dynamo.backend import Outcome, fusion_advisor
+from fusion_advisor.support.errors import CaptureError
 
 from . import spawned
 
@@ -154,6 +156,32 @@ def test_higher_order_operators_are_called_on_fake_tensors(folder: Path) -> None
     done = spawned.command("apply", "branches.py", "--inner", "eager", "--json", "-", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["kernels"].keys() >= {"mul_sigmoid_add", "silu"}
+
+
+class Casting(nn.Module):
+    """Casts a part of itself as it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.last.to(torch.bfloat16)
+        return torch.sigmoid(self.last(x)) * 2 + 1
+
+
+def test_a_model_may_cast_itself() -> None:
+    would = fa.apply(Casting(), torch.empty(8, 64, dtype=torch.bfloat16), **HOW)
+    assert would.kernels == {"sigmoid_mul_add": 1}
+
+
+@pytest.mark.parametrize("asked", [lambda x: x.max().item(), torch.nonzero], ids=["number", "size"])
+def test_what_only_data_tells_is_one_line(asked: Callable[[torch.Tensor], Any]) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return softmax(x) + torch.as_tensor(asked(x)).sum()
+
+    with pytest.raises(CaptureError, match=r"test_dry_run.py:\d+: .* that is in a tensor"):
+        fa.apply(scaled, torch.empty(64, 256), **HOW)
 
 
 def test_an_exception_of_the_model_is_the_callers() -> None:
