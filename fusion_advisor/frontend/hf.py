@@ -119,7 +119,7 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
     tokens = 1 if scenario.phase == "decode" else scenario.seq or _default_tokens(text)
     if scenario.seq is None and scenario.phase != "decode":
         assumed.append(f"seq={tokens}")
-    ids = torch.randint(0, text.vocab_size, (batch, tokens)) if _vocabulary(text) else None
+    ids = _words(text.vocab_size, batch, tokens) if _vocabulary(text) else None
     values: dict[str, Any] = {}
     if name == "input_ids":
         values[name] = ids
@@ -138,6 +138,12 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
         values["labels"], said = labels
         assumed.append(f"labels={said}")
     return values
+
+
+def _words(known: int, batch: int, tokens: int) -> torch.Tensor:
+    """Text without padding and other marks, which lie at the ends of a vocabulary. Its values are
+    known under fake tensors, as drawn ones are not: a model may ask how long it is."""
+    return torch.arange(batch * tokens).view(batch, tokens) % max(known // 2, 1) + known // 4
 
 
 def _labels(module: Any, config: Any, values: Mapping[str, Any]) -> tuple[torch.Tensor, str] | None:

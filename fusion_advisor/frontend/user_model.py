@@ -40,7 +40,8 @@ from fusion_advisor.support.files import missing
 
 aten = torch.ops.aten
 
-_CONSTANT_ELEMENTS = 1 << 16
+_CONSTANT_ELEMENTS = 1 << 18
+"""Most elements of a tensor whose values are known: so many has a mask over 512 tokens."""
 _HIGHER_ORDER: Any = torch._ops.HigherOrderOperator
 _FACTORIES = {
     aten.linspace.default,

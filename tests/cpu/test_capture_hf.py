@@ -219,3 +219,15 @@ def test_an_input_that_nothing_tells_can_be_given(tmp_path: Path) -> None:
         capture_here(model, Scenario(batch=1, seq=8))
     given = parse_input("input_features=1x64x80:float32")
     assert capture_here(model, Scenario(batch=1, seq=8, inputs=(given,))).nodes
+
+
+WINDOWS = {
+    "model_type": "longformer", "architectures": ["LongformerForMaskedLM"], "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 128,
+    "attention_window": 16,
+}  # fmt: skip
+
+
+def test_a_model_may_ask_whether_any_of_its_text_is_hidden(tmp_path: Path) -> None:
+    graph = capture_here(write(tmp_path, WINDOWS), Scenario(batch=1, seq=512))
+    assert any("mm" in node.op for node in graph.nodes)

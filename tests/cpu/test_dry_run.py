@@ -221,6 +221,21 @@ def test_phases_of_a_config_are_run(folder: Path, phase: str) -> None:
     assert found["kernels"]["swiglu"] == 2
 
 
+FLAUBERT = {
+    "model_type": "flaubert", "architectures": ["FlaubertWithLMHeadModel"], "emb_dim": 64,
+    "n_layers": 1, "n_heads": 4, "vocab_size": 128,
+}  # fmt: skip
+
+
+def test_a_model_may_ask_how_long_its_text_is(folder: Path) -> None:
+    (folder / "flaubert.json").write_text(json.dumps(FLAUBERT))
+    done = spawned.command(
+        "apply", "hf:flaubert.json", "--inner", "eager", "--json", "-", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["share"] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
