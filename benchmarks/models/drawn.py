@@ -92,11 +92,11 @@ def _prepared(row: Row) -> Any:
     import torch
     import transformers
 
-    from benchmarks.models.dry import config_of
+    from benchmarks.models.dry import LAYERS, config_of
     from fusion_advisor.frontend.hf import built
     from fusion_advisor.ir.scenario import Scenario
 
-    config = config_of(row.kind, cut=True)
+    config = config_of(row.kind, LAYERS)
     config.dtype = torch.bfloat16
     cls = getattr(transformers, f"AutoModelFor{row.task}")
     kind = "images" if row.task.startswith("Image") else "text" if "LM" in row.task else "other"

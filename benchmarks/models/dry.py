@@ -6,8 +6,9 @@ a GPU; writes a table.
 Model types are drawn by the seed, the first eight digits of the commit that is measured, from
 transformers' mappings of causal and masked language models, sequence to sequence, speech, image
 and audio classification. Each is its default configuration at its real width in bfloat16, built
-with four layers where its constructor takes a number of layers, else whole, and whole too where
-four layers cannot be called (a hybrid may have no attention among its first four). It is called
+with four layers where its constructor takes a number of layers, else whole. Where four layers
+cannot be called (a hybrid may have no attention among its first four) it is built with the fewest
+that have every kind of layer, and else whole. It is called
 as anyone calls it: a causal model with the cache that it makes itself, and once more with one
 token against a static cache. Each type has a process of its own under a limit of time. A row goes
 to DIR/architectures.jsonl, so that a run goes on where the last of its seed ended.
@@ -56,7 +57,7 @@ MAPPINGS = {
     "ImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "AudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
 }
-LAYERS = 4
+LAYERS, WHOLE = 4, 0
 COUNTS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"),
     *("encoder_layers", "decoder_layers", "num_encoder_layers"),
@@ -77,7 +78,7 @@ class Row:
     task: str
     phase: Phase
     seed: str
-    whole: bool = False
+    layers: int = LAYERS
     share: float = 0.0
     inductor: float = 0.0
     places: int = 0
@@ -106,10 +107,10 @@ def drawn(seed: str) -> list[tuple[str, str]]:
 def placed_in(kind: str, task: str, seed: str) -> Iterator[Row]:
     """Rows of a model type: its default call, and one token of a causal model."""
     phases: tuple[Phase, ...] = ("prefill", "decode") if task == "CausalLM" else ("prefill",)
-    whole = False
+    depths = _depths(kind)
     for phase in phases:
         row = Row(kind, task, phase, seed)
-        for row.whole in (True,) if whole else (False, True):
+        for row.layers in depths:
             began = time.perf_counter()
             try:
                 _place(row)
@@ -119,7 +120,7 @@ def placed_in(kind: str, task: str, seed: str) -> Iterator[Row]:
             row.seconds = time.perf_counter() - began
             if not row.failure:
                 break
-        whole = row.whole
+        depths = depths[depths.index(row.layers) :]  # what prefill could not do decode cannot
         yield row
 
 
@@ -132,7 +133,7 @@ def _said(error: Exception) -> str:
 def _place(row: Row) -> None:
     """Build and call one model; its graphs are divided twice, for either inner compiler."""
     config, found = (
-        config_of(row.kind, cut=not row.whole),
+        config_of(row.kind, row.layers),
         {"eager": Placed(), "inductor": Placed()},
     )
     config.dtype = torch.bfloat16
@@ -178,25 +179,42 @@ def _place(row: Row) -> None:
     row.refused = dict(eager.refused)
 
 
-def config_of(kind: str, *, cut: bool) -> Any:
-    """The default configuration of a type, built with four layers where its constructor counts
-    them; the same of the configurations within it."""
-    cls = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
-    return _cut(cls) if cut else cls()
+def config_of(kind: str, layers: int) -> Any:
+    """The default configuration of a type, built with so many layers where its constructor counts
+    them; the same of the configurations within it. 0: with all."""
+    return _cut(_class_of(kind), layers) if layers else _class_of(kind)()
 
 
-def _cut(cls: Any) -> Any:
+def _class_of(kind: str) -> Any:
+    return transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
+
+
+def _depths(kind: str) -> list[int]:
+    """The numbers of layers that a type is built with, the next where one fails: four, the fewest
+    among which each kind of layer is that its default configuration has, and all."""
+    try:
+        kinds = getattr(config_of(kind, WHOLE).get_text_config(), "layer_types", None) or []
+    except Exception:  # noqa: BLE001 a row says why it cannot be built
+        kinds = []
+    every = max([LAYERS, *(kinds.index(each) + 1 for each in {*kinds})])
+    return [*dict.fromkeys((LAYERS, every, WHOLE))]
+
+
+def _cut(cls: Any, layers: int) -> Any:
     whole = cls()
-    names = {getattr(cls, "attribute_map", {}).get(name, name) for name in COUNTS}
+    named: dict[str, str] = getattr(cls, "attribute_map", {})
     fields: dict[str, Any] = {
-        name: LAYERS
-        for name in sorted(names)
-        if isinstance(value := vars(whole).get(name), int) and value > LAYERS
+        name: layers
+        for name in sorted({named.get(name, name) for name in COUNTS})
+        if isinstance(value := vars(whole).get(name), int) and value > layers
     }
+    kinds = named.get("layer_types", "layer_types")
+    if fields and layers > LAYERS and kinds in vars(whole):
+        fields[kinds] = vars(whole)[kinds][:layers]
     for name, inner in getattr(cls, "sub_configs", {}).items():
         held = getattr(whole, name, None)
         if held is not None and hasattr(inner, "from_dict"):
-            fields[name] = _cut(type(held))
+            fields[name] = _cut(type(held), layers)
     return cls(**fields) if fields else whole
 
 
@@ -277,9 +295,9 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 def _layers(row: Row) -> str:
     """Layers that a model was built with: as many as it has where its constructor counts none."""
-    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING[row.kind]
-    same = row.whole or _cut(known).to_dict() == known().to_dict()
-    return "all" if same else str(LAYERS)
+    known = _class_of(row.kind)()
+    same = not row.layers or config_of(row.kind, row.layers).to_dict() == known.to_dict()
+    return "all" if same else str(row.layers)
 
 
 def _summary(rows: Sequence[Row]) -> str:
