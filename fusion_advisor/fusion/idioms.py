@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fusion_advisor.fusion.gates import Subject
 from fusion_advisor.fusion.library_match import gelu_tanh_argument
@@ -42,9 +43,17 @@ class Form:
     def reductions(self, monoid: str) -> Iterator[int]:
         return (i for i in self.all("reduce") if self.region.exprs[i].monoid == monoid)
 
-    def users(self, number: int) -> Iterator[int]:
+    def users(self, number: int) -> Sequence[int]:
         """Values computed from a value, looking through conversions."""
-        return (i for i in self.region.live if self.bare(i) == i and number in self.args(i))
+        return self._users.get(number, ())
+
+    @cached_property
+    def _users(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for i in self.region.live:
+            for arg in {*self.args(i)} if self.bare(i) == i else ():
+                found.setdefault(arg, []).append(i)
+        return found
 
     def behind(self, number: int, ops: Sequence[str]) -> set[int]:
         """Values that a value is computed from, looking through `ops` alone."""

@@ -252,7 +252,7 @@ def _norms(form: Form) -> Iterator[_NamedIdiom]:
     """Match a row times one over the root of its mean square, then a weight and a bias; or of its
     sum of squares."""
     for row, squared, centred in normalised(form):
-        end = next(filter(None, (_scaled(form, i, squared) for i in form.region.live)), None)
+        end = next(filter(None, (_scaled(form, i, squared) for i in form.users(squared))), None)
         if end is not None:
             mean = _of_a_mean(form, end, squared)
             name = "LayerNorm" if centred else "RMSNorm" if mean else "L2 norm"

@@ -29,7 +29,8 @@ class Alike:
     resolve: Callable[[AxisList], AxisList]
     chosen: Callable[[Sequence[int]], int]
     _known: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
-    _keys: dict[int, Key] = field(default_factory=dict[int, Key])
+    _keys: dict[int, int] = field(default_factory=dict[int, int])
+    _numbers: dict[Key, int] = field(default_factory=dict[Key, int])
 
     def value(self, parts: tuple[int, ...]) -> int:
         """The value that is each part at its position."""
@@ -144,9 +145,12 @@ class Alike:
         these became one."""
         return len({self._key(part) for part in parts}) == 1
 
-    def _key(self, number: int) -> Key:
+    def _key(self, number: int) -> int:
+        """Number of a value that all have that are the same; a nested key would be hashed anew, to
+        its leaves, wherever it is asked for."""
         if number not in self._keys:
             expr = self.pool.exprs[number]
             plain = replace(expr, args=(), axes=self.resolve(expr.axes))
-            self._keys[number] = (plain, *(self._key(arg) for arg in expr.args))
+            key = (plain, *map(self._key, expr.args))
+            self._keys[number] = self._numbers.setdefault(key, len(self._numbers))
         return self._keys[number]
