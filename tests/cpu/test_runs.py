@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.sourcepatch.editing.outline import KernelRun, choice
+
 from .test_patch import asking, changed, made
 
 
@@ -474,3 +479,41 @@ def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
         resized=True,
     )
     assert "y.dim() != 3 or y.size(2) != 1024" in " ".join(asking(patch).split())
+
+
+def test_an_operand_that_its_statement_keeps_is_given(tmp_path: Path) -> None:
+    """It has a name there alone, which nothing had before."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(2, 64, (3, 3), padding=(1, 2))
+
+            def forward(self, x):
+                t = x.shape[-1]
+                h = torch.tanh(self.conv(x)[..., :t])
+                a, b = h.split(32, dim=1)
+                return a * torch.sigmoid(b)
+        """,
+        shape="4, 2, 256, 500",
+    )
+    assert "h = self.conv(x)[..., :t]\n" in changed(patch)
+    assert "return fused_model.tanh_sigmoid_mul_or_eager(h)\n" in changed(patch)
+    assert patch.saved_us == pytest.approx(patch.free_us)
+
+
+def test_strides_tell_kernels_of_equal_sizes_apart() -> None:
+    """What is cut off wider tensors has the same sizes, and lies further apart."""
+
+    def run(kernel: str, wide: int, rows: int = 64) -> KernelRun:
+        stride = 64 * rows * wide, rows * wide, wide, 1
+        return KernelRun(kernel, "", [Tensor((4, 64, rows, 500), stride, "float32")])
+
+    runs = [run("one", 502), run("two", 508), run("two", 504), run("three", 504, 32)]
+    assert choice("by", runs).cases == (
+        ("{0}.stride(2) == 508 or {0}.stride(1) == 32256", "two"),
+        ("{0}.size(2) == 32", "three"),
+        ("", "one"),
+    )

@@ -80,6 +80,18 @@ def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
     def told(run: KernelRun) -> list[str]:
         return [*(_sizes(run.tensors) if sized else _ranks(run.tensors))]
 
+    def laid(run: KernelRun) -> list[str]:
+        return [*told(run), *(_strides(run.tensors) if sized else ())]
+
+    def telling(its: Sequence[KernelRun], apart: Sequence[KernelRun]) -> str:
+        for facts in (told, laid):
+            for some in ([its], [[one] for one in its]):
+                try:
+                    return " or ".join(dict.fromkeys(_telling(each, apart, facts) for each in some))
+                except NotPlaced:
+                    continue
+        raise NotPlaced("no question tells which kernel its calls take")
+
     cases: list[tuple[str, str]] = []
     forms = [*dict.fromkeys(run.reference for run in runs)]
     for form in reversed(forms):
@@ -89,11 +101,9 @@ def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
         for kernel in dict.fromkeys(run.kernel for run in own if run.kernel != own[0].kernel):
             its = [run for run in own if run.kernel == kernel]
             apart = [run for run in own if run.kernel != kernel]
-            try:
-                size = _telling(its, apart, told)
-            except NotPlaced:
-                size = " or ".join(dict.fromkeys(_telling([one], apart, told) for one in its))
-                size = f"({size})" if lying and form != forms[0] else size
+            size = telling(its, apart)
+            if " or " in size and lying and form != forms[0]:
+                size = f"({size})"
             asked = [*lying, size] if form != forms[0] else [size]
             cases.append((" and ".join(asked), kernel))
         cases.append((" and ".join(lying) if form != forms[0] else "", own[0].kernel))
@@ -121,6 +131,16 @@ def _sizes(tensors: Sequence[Tensor]) -> Iterator[str]:
     for number, tensor in enumerate(tensors):
         for dim, size in enumerate(tensor.shape):
             yield f"{{{number}}}.size({dim}) == {size}"
+
+
+def _strides(tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Strides, the innermost first: where a slice is read, its sizes do not tell."""
+    for number, tensor in enumerate(tensors):
+        for dim, (size, stride) in [*enumerate(zip(tensor.shape, tensor.stride, strict=True))][
+            ::-1
+        ]:
+            if size > 1:
+                yield f"{{{number}}}.stride({dim}) == {stride}"
 
 
 def _layouts(tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -330,6 +350,9 @@ class _Function(ast.NodeTransformer):
         self._bound = parameters | _bound_before(function.body, self._body[self._call])
         self._own: set[str] = set()
         """Names that an `if` binds before it reads them."""
+        self._kept: set[str] = set()
+        """Names that nothing but what stays of the statements binds: a condition that reads one
+        asks of the kernel's operand."""
         self._sometimes = [*self._left_out()]
         """Pieces of the parts that may not be evaluated. Where there are some, attributes of
         modules are read in the function, for what it is given is evaluated whether it is read or
@@ -342,7 +365,10 @@ class _Function(ast.NodeTransformer):
         self._at = min(map(self._number, (part.statement for part in self._parts)))
         given = ", ".join(operands)
         asked = [each for each in edit.conditions if every or each not in edit.asked_too]
+        self._kept = {text for text in self._leaves.values() if text.isidentifier()}
+        self._kept -= parameters | self._stored_before(function)
         self._asks = [self._asked(_expression(each)) for each in asked]
+        self._kept = set[str]()
         self._lines = [*self._statements()]
         fused = self._free("fused")
         call = f"({fused} := {launcher}({given})) is None"
@@ -523,6 +549,9 @@ class _Function(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """A local name, or a global one."""
         name, read = node.id, isinstance(node.ctx, ast.Load)
+        if name in self._kept:
+            self.given.setdefault(name, self._renamed(name))
+            return _named(self._renamed(name), node)
         if name in self._locals:
             if read and name not in self._own and not self._is_made(name):
                 self._give(name)
@@ -571,6 +600,18 @@ class _Function(ast.NodeTransformer):
         """An assignment without its annotation, which may name anything."""
         assert node.value is not None  # nothing is computed without
         return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def _stored_before(self, function: ast.AST) -> set[str]:
+        """The names that the function binds before the statements, an earlier turn of a loop
+        included."""
+        first = self._body[self._at or 0]
+        bound = [each for each in ast.walk(function) if isinstance(each, ast.Name)]
+        return {
+            each.id
+            for each in bound
+            if not isinstance(each.ctx, ast.Load)
+            and (each.lineno < first.lineno or _in_a_loop(self._file, first))
+        }
 
     def _give(self, name: str) -> None:
         """Give the function what a local name holds. NotPlaced where it may hold nothing yet."""
