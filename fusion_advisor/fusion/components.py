@@ -77,7 +77,7 @@ def group(
         worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit))
     result.gap = worst
     _break_cycles(flow, result)
-    _maximal_regions(flow, decide, result)
+    _maximal_regions(flow, decide, result, rulebook)
     return result
 
 
@@ -336,7 +336,9 @@ def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
     return [n for part in tangled for n, is_block in part if is_block]
 
 
-def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet]) -> None:
+def _maximal_regions(
+    flow: Dataflow, decide: Decide, result: Grouping[DecidedSet], rulebook: Rulebook
+) -> None:
     """Record the bytes that fusing every maximal region of modelled memory-bound launches would
     save, and the candidates that reach further than a component: regions with ops that have no
     meaning, regions with the compute-bound launches that touch them, and regions with one product
@@ -348,27 +350,22 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet
     fused = {place for g in result.groups for place in g.instances}
     known = fused | {place for c in result.candidates for place in c.instances}
     seen: dict[object, DecidedSet] = {}
-    told: dict[object, bool] = {}
     regions = tuple(_convex_regions(wide))
     result.saveable_bytes = _saveable_bytes(wide, regions, result.groups)
     for region in regions:
         ends = _ends(flow, region, compute_bound)
-        short = [tuple(sorted((*region, end))) for end in sorted(ends)]
+        beside = [tuple(sorted((*region, end))) for end in sorted(ends)]
+        products = ((place, shortest_product(flow, place, rulebook)) for place in beside)
+        short = [place for place, product in products if product is not None and product.pays]
         for place in dict.fromkeys((region, tuple(sorted((*region, *ends))), *short)):
             if len(place) < 2 or place in known:
                 continue
             shape = _shape(flow, place)
-            if shape not in seen:
-                seen[shape] = DecidedSet(decide(place), [])
-                if place in short and len(ends) > 1:
-                    product = shortest_product(seen[shape].decision.subject)
-                    told[shape] = product is not None and product.pays
-            seen[shape].instances.append(place)
-    result.candidates.extend(
-        found
-        for shape, found in seen.items()
-        if not found.decision.accepted and told.get(shape, True)
-    )
+            if shape in seen:
+                seen[shape].instances.append(place)
+            else:
+                seen[shape] = DecidedSet(decide(place), [place])
+    result.candidates.extend(f for f in seen.values() if not f.decision.accepted)
 
 
 def _saveable_bytes(

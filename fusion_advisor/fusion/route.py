@@ -58,13 +58,16 @@ def fix(decision: Decision) -> Fix | None:
     """Smallest change that flips the deciding gate; None unless exactly one gate fails, or nothing
     but a schedule is missing for a product with so short a contraction that one kernel would
     pay: even above the ridge, where a product takes little longer than its bytes."""
+    if decision.accepted:
+        return None
+    subject = decision.subject
     missing = [gate for gate in decision.gates if gate.outcome != "holds"]
-    product = None if decision.accepted else shortest_product(decision.subject)
+    product = shortest_product(subject.flow, subject.launches, subject.rulebook)
     failing = {gate.name for gate in missing if gate.outcome == "fails"}
     if product and product.pays and failing <= {"compute-bound"}:
         change = f"one kernel by hand, for there is no schedule of products here: {product}"
         return Fix(missing[-1].name, missing[-1].limit, change)
-    if decision.accepted or len(missing) != 1 or missing[0].outcome != "fails":
+    if len(missing) != 1 or missing[0].outcome != "fails":
         return None
     (gate,) = missing
     return Fix(gate.name, gate.limit, _change(decision, gate))

@@ -73,6 +73,14 @@ CASES = {
                     x = x * scale + shift
                 return torch.softmax(x, -1)
     """,
+    "a name of a branch's own that is added to": """
+                if h is not None:
+                    shift = h * 2.0
+                    shift = shift.sigmoid()
+                    shift += 1.0
+                    x = x + shift
+                return torch.softmax(x, -1)
+    """,
     "elif": """
                 if self.use == "never":
                     x = x.relu()

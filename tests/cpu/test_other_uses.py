@@ -716,23 +716,17 @@ def test_kernels_that_are_chosen_by_size_leave_the_rest_to_the_statements(tmp_pa
     assert chosen.partition("\n\n\n")[0].count(".or_none(") == 2
 
 
+LOOP = """
+        for fc in self.fc:
+            x = torch.tanh(fc(x)) * 2.0
+            if scale is None:
+                {}
+            x = x * (1 + scale) + 0.5
+        return x
+    """
 JUMPS = {
-    "a loop that goes on": """
-        for fc in self.fc:
-            x = torch.tanh(fc(x)) * 2.0
-            if scale is None:
-                continue
-            x = x * (1 + scale) + 0.5
-        return x
-    """,
-    "a loop that ends": """
-        for fc in self.fc:
-            x = torch.tanh(fc(x)) * 2.0
-            if scale is None:
-                break
-            x = x * (1 + scale) + 0.5
-        return x
-    """,
+    "a loop that goes on": LOOP.format("continue"),
+    "a loop that ends": LOOP.format("break"),
     "an early return of a result": """
         x = 3.0 * torch.tanh(self.fc[0](x) / 3.0)
         if scale is None:

@@ -26,7 +26,7 @@ def x(*shape: int) -> torch.Tensor:
 def found(model: Callable[..., object], *inputs: torch.Tensor) -> ShortestProduct:
     """The product of everything that a model launches."""
     flow = flow_of(model, *inputs)
-    product = shortest_product(decide(flow, launches(flow), RULES).subject)
+    product = shortest_product(flow, launches(flow), RULES)
     assert product is not None
     return product
 
@@ -60,13 +60,13 @@ def test_the_backward_of_a_convolution_has_no_one_contraction() -> None:
         return torch.ops.aten.convolution_backward(grad, a, w, *given)[0].relu()
 
     flow = flow_of(model, x(8, 64, 62, 62), x(8, 32, 64, 64), x(64, 32, 3, 3))
-    assert shortest_product(decide(flow, launches(flow), RULES).subject) is None
+    assert shortest_product(flow, launches(flow), RULES) is None
 
 
 def test_what_is_no_product_and_what_is_nothing_else() -> None:
     for model in (lambda a: torch.relu(a) * 2.0, lambda a: a @ a):
         flow = flow_of(model, x(256, 256))
-        assert shortest_product(decide(flow, launches(flow), RULES).subject) is None
+        assert shortest_product(flow, launches(flow), RULES) is None
 
 
 def candidates(model: Callable[..., object], *inputs: torch.Tensor) -> dict[int, Finding]:
@@ -94,7 +94,7 @@ def test_a_short_product_between_long_ones_is_a_candidate_of_its_own() -> None:
 def test_a_product_takes_in_one_kernel_what_it_takes_alone() -> None:
     flow = flow_of(lambda a, w: F.silu(a @ w), x(4096, 8192), x(8192, 8192))
     decision = decide(flow, launches(flow), RULES)
-    product = shortest_product(decision.subject)
+    product = shortest_product(flow, launches(flow), RULES)
     assert product is not None
     assert decision.fused_us > product.us
     assert "pays below a contraction of" in next(

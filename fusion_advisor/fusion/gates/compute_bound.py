@@ -13,6 +13,6 @@ def measure(subject: Subject) -> Reading:
     name = subject.flow.nodes[worst].name
     why = f"{name} does {cost.intensity:.2f} FLOP/B; the ridge of the {cost.unit} unit in"
     why += f" {cost.dtype} is {cost.ridge:.2f}"
-    if product := shortest_product(subject):
+    if product := shortest_product(subject.flow, subject.launches, subject.rulebook):
         why += f"; {product}"
     return Reading(cost.intensity, cost.ridge, why)

@@ -19,6 +19,6 @@ def measure(subject: Subject) -> Reading:
             inside += 1
     limit = subject.rulebook.gate("feeds-matmul").number("inside").value
     why = f"{inside} matrix products fed by a reduction inside the group"
-    if inside and (product := shortest_product(subject)):
+    if inside and (product := shortest_product(flow, subject.launches, subject.rulebook)):
         why += f"; {product}"
     return Reading(inside, limit, why)

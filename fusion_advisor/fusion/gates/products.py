@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusion_advisor.fusion.gates.base import PRODUCTS, Subject
+from fusion_advisor.cost.annotate import Cost
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.gates.base import PRODUCTS
 from fusion_advisor.fusion.lower import boundary, fused_traffic
 from fusion_advisor.ir.graph import Ref
+from fusion_advisor.rulebook.schema import Rulebook
 
 _SUMS = ("matmul", "convolution")
 """Patterns of products of which each element of the one result is a sum of products."""
@@ -41,35 +45,40 @@ class ShortestProduct:
         )
 
 
-def shortest_product(subject: Subject) -> ShortestProduct | None:
+def shortest_product(
+    flow: Dataflow, launches: Sequence[int], rulebook: Rulebook
+) -> ShortestProduct | None:
     """The product of a set of launches that gains most from what is beside it; None without a
     product, or with nothing beside one."""
-    flow, device = subject.flow, subject.device
-    others = [i for i in subject.launches if subject.cost(i).pattern not in PRODUCTS]
-    sums = (i for i in subject.launches if subject.cost(i).pattern in _SUMS)
-    lengths = {i: _contraction(subject, i) for i in sums if len(flow.nodes[i].outputs) == 1}
+    device = flow.annotated.device
+    costs = {number: flow.annotated.costs[flow.nodes[number].name] for number in launches}
+    others = [number for number, cost in costs.items() if cost.pattern not in PRODUCTS]
+    lengths = {
+        number: _contraction(flow, number, cost)
+        for number, cost in costs.items()
+        if cost.pattern in _SUMS and len(flow.nodes[number].outputs) == 1
+    }
     if not lengths or not others:
         return None
     product = min(lengths, key=lambda number: (lengths[number], number))
-    cost, launch_us = subject.cost(product), device.launch_us
+    cost, launch_us = costs[product], device.launch_us
     alone = fused_traffic(flow, boundary(flow, others))
     joint = fused_traffic(flow, boundary(flow, sorted((product, *others))))
     removed_us = max(0, alone + cost.bytes - joint) / device.bandwidth * 1e6 + launch_us
-    ratio = subject.rulebook.gate("traffic-saving").number("ratio").value
+    ratio = rulebook.gate("traffic-saving").number("ratio").value
     beside_us = alone / device.bandwidth * 1e6 + launch_us
     most_us = removed_us * ratio / (ratio - 1.0) - beside_us
     return ShortestProduct(
         flow.nodes[product].name,
         cost.time_us,
-        sum(subject.cost(i).time_us for i in others),
+        sum(costs[number].time_us for number in others),
         removed_us,
         lengths[product],
         max(0, int(lengths[product] * most_us / cost.time_us)),
-        only=len(subject.launches) == len(others) + 1,
+        only=len(launches) == len(others) + 1,
     )
 
 
-def _contraction(subject: Subject, product: int) -> int:
+def _contraction(flow: Dataflow, product: int, cost: Cost) -> int:
     """Number of products that one element of the result is the sum of."""
-    node = subject.flow.nodes[product]
-    return subject.cost(product).flops // (2 * subject.flow.annotated.tensors[Ref(node.name)].numel)
+    return cost.flops // (2 * flow.annotated.tensors[Ref(flow.nodes[product].name)].numel)

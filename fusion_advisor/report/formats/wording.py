@@ -531,8 +531,11 @@ def rejections(report: Report) -> str:
 
 def short_products(report: Report, top: int) -> str:
     """Rejected candidates that one kernel by hand would pay for, with what it would save."""
-    found = (r for r in independent_candidates(report) if r.fixable)
-    rows = [row for row in found if row.fixable and row.fixable.gate == "no-schedule"]
+    rows = [
+        row
+        for row in independent_candidates(report)
+        if row.fixable and row.fixable.gate == "no-schedule"
+    ]
     each = ", ".join(
         f"{time(row.impact.saved_us_total)} {row.id} {named(row)}" for row in rows[:top]
     )

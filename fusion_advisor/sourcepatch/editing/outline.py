@@ -21,7 +21,13 @@ from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
-from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, span_of, stored_in
+from fusion_advisor.sourcepatch.editing.sources import (
+    LOOPS,
+    SourceFile,
+    names_in,
+    span_of,
+    stored_in,
+)
 from fusion_advisor.support.errors import UsageError
 
 _SAYS = '''"""Calls of kernels. Where one would compute something else, or cannot take what it is
@@ -71,9 +77,9 @@ class Choice:
 
 def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
     """Choice of the kernel for each of some runs by the fewest questions that tell: what lies out
-    of order is copied first by references that differ in that alone, and sizes tell the kernels of
-    one reference apart. The first run's kernel serves whatever else comes. NotPlaced where nothing
-    tells."""
+    of order is copied first by references that differ in that alone, and sizes, or else strides,
+    tell the kernels of one reference apart. The first run's kernel serves whatever else comes.
+    NotPlaced where nothing tells."""
     ranks = [[len(tensor.shape) for tensor in run.tensors] for run in runs]
     sized = all(each == ranks[0] for each in ranks)
 
@@ -553,8 +559,8 @@ class _Function(ast.NodeTransformer):
             self.given.setdefault(name, self._renamed(name))
             return _named(self._renamed(name), node)
         if name in self._locals:
-            if read and name not in self._own and not self._is_made(name):
-                self._give(name)
+            if read:
+                self._read(name)
             return _named(self._renamed(name), node)
         line = self._file.bound.get(name)
         if name == "torch" and line in (None, "import torch"):
@@ -592,8 +598,8 @@ class _Function(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         """`x += y`, which reads x."""
-        if isinstance(node.target, ast.Name) and not self._is_made(node.target.id):
-            self._give(node.target.id)
+        if isinstance(node.target, ast.Name):
+            self._read(node.target.id)
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -612,6 +618,11 @@ class _Function(ast.NodeTransformer):
             if not isinstance(each.ctx, ast.Load)
             and (each.lineno < first.lineno or _in_a_loop(self._file, first))
         }
+
+    def _read(self, name: str) -> None:
+        """Give the function what a local name holds that it reads, unless it makes that itself."""
+        if name not in self._own and not self._is_made(name):
+            self._give(name)
 
     def _give(self, name: str) -> None:
         """Give the function what a local name holds. NotPlaced where it may hold nothing yet."""
@@ -746,9 +757,7 @@ def _bound_before(body: Sequence[ast.stmt], last: ast.stmt) -> set[str]:
 
 
 def _in_a_loop(file: SourceFile, statement: ast.stmt) -> bool:
-    return any(
-        isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in file.enclosing(statement)
-    )
+    return any(isinstance(each, LOOPS) for each in file.enclosing(statement))
 
 
 def _expression(text: str) -> ast.expr:

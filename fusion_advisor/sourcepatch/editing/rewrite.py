@@ -19,7 +19,9 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Evaluation, Span, Trail
 from fusion_advisor.sourcepatch.editing.sources import (
+    LOOPS,
     Block,
+    Function,
     SourceFile,
     SourcePlace,
     Sources,
@@ -925,8 +927,8 @@ def _jumps(statement: ast.AST, looping: bool = False) -> Iterator[type[ast.stmt]
     if isinstance(statement, (*_LEAVING, ast.Return, ast.Raise)):
         if not (looping and isinstance(statement, _LEAVING)):
             yield type(statement)
-    elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        looping = looping or isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+    elif not isinstance(statement, Function | ast.Lambda):
+        looping = looping or isinstance(statement, LOOPS)
         for child in ast.iter_child_nodes(statement):
             yield from _jumps(child, looping)
 

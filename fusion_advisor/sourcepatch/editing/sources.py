@@ -23,7 +23,7 @@ from fusion_advisor.support.errors import UsageError
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _KEEPING = ("pointwise", "reduction", "scan", "random")
 
 
@@ -522,7 +522,7 @@ class Sources:
             return
         around = file.enclosing(statement)
         for outer, inner in pairwise(around):
-            if isinstance(outer, _LOOPS) and outer.body[0] is inner is statement:
+            if isinstance(outer, LOOPS) and outer.body[0] is inner is statement:
                 key = step.activation, span_of(outer)
                 self._turns[key] = self._turns.get(key, 0) + 1
         for depth, outer in enumerate(around):
@@ -553,6 +553,6 @@ class Sources:
         turns = tuple(
             self._turns.get((activation, span_of(outer)), 0)
             for outer in around[:-1]
-            if isinstance(outer, _LOOPS)
+            if isinstance(outer, LOOPS)
         )
         return SourcePlace(activation, file.block_of(around[-1]), turns)
