@@ -191,6 +191,8 @@ class RowSchedule(Table):
     unrolled_elements: Elements
     """Loads of a thread in flight where its walk is unrolled."""
     max_warps: Warps
+    longest_row: Elements
+    """Elements of a row with results along it that one program holds, at most."""
     tile_bytes: Bytes
     """Bytes of the widest tensor in a tile of contiguous rows."""
     across_elements: Elements
@@ -213,8 +215,14 @@ class RowSchedule(Table):
     across_programs: Programs
     """Programs a multiprocessor that are kept where rows lie across contiguous memory."""
     first_piece: Elements
-    pieced_warps: Warps
     """Length beyond which rows are held in two pieces where that saves lanes."""
+    pieced_warps: Warps
+    overlapped_warps: Warps
+    """Warps of a program beyond which fewer are taken where more bytes are on their way then."""
+    bytes_on_the_way: Bytes
+    """Bytes of rows that programs of one multiprocessor load, of which no more are wanted."""
+    other_registers: Registers
+    """Registers of a thread beside those for what it keeps of its row."""
     sector_bytes: Bytes
     register_target: Registers
     busy_multiprocessors: Share
@@ -236,6 +244,10 @@ class BlockedSchedule(Table):
     scan_chunks_elements: Elements
     """Elements of the chunks of all rows of a scan together."""
     elements_per_thread: Elements
+    chunk_again_elements: Elements
+    """Elements of a chunk of a row that is walked several times, at most."""
+    chunks_again: Count
+    """Chunks of such a row, at least, before chunks grow."""
     rows_across: Rows
     stages: Stages
     staged_bytes: Bytes
@@ -285,10 +297,8 @@ class SplitSchedule(Table):
 class CooperativeSchedule(Table):
     """Cooperative: programs that share a row wait for each other."""
 
-    row_elements: Elements
-    """Row length beyond which rows are shared."""
     least_row_elements: Elements
-    """Row length down to which rows that no program can hold are shared."""
+    """Row length beyond which rows that no program holds are shared."""
     part_bytes: Bytes
     """Bytes of its row that a program keeps, of all tensors along it together."""
     part_elements: Elements

@@ -10,7 +10,7 @@ from fusion_advisor.schedules import (
     tiled,
 )
 
-SCHEDULES = (tiled, flat, cooperative, row, carried, split, blocked)
+SCHEDULES = (tiled, flat, row, cooperative, carried, split, blocked)
 
 OFFERS = (
     "base",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from fusion_advisor.ir.addressed import View, addressed_bytes, count_distinct, of_tensor
@@ -28,8 +28,8 @@ class Step:
     no inner groups. `block` is the tile's extent along the inner axes (or all, when flat) and
     `rows` along the outer ones; both are powers of two. With a `part`, a program takes that many
     elements of its row, and `parts` is the axis that numbers the programs of a row. `serial` axes
-    are combined one place after the other within a lane. `on_chip_bytes` is the peak of values
-    alive at once at `smallest_tile` elements, `registers` an estimate per thread; `read_again` the
+    are combined one place after the other within a lane. `on_chip_bytes` is what a program
+    keeps at once of `smallest_tile` elements, `registers` an estimate per thread; `read_again` the
     bytes that later passes over a row fetch from HBM again.
     """
 
@@ -378,13 +378,7 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
             last[arg] = step
     alive = peak = 0
     held: set[int] = set()
-
-    def size(number: int) -> int:
-        expr = region.exprs[number]
-        if expr.op in ("const", "given", "size", "extent", "place") or expr.dtype == "index":
-            return 0
-        return extent[number] * DTYPE_BYTES[region.exprs[number].dtype]
-
+    size = partial(_tile_bytes, region, extent)
     for step, number in enumerate(order):
         for arg in set(region.exprs[number].args):
             if arg in held and last[arg] == step:
@@ -397,6 +391,29 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
             alive -= size(number)
             held.discard(number)
     return peak
+
+
+def kept_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -> int:
+    """Bytes of the values that a tile keeps while it combines, or scans, a row: those made before
+    which something behind uses, and what the scan makes. Other values go from lane to lane as they
+    are made; the largest of them counts."""
+    last = {arg: step for step, number in enumerate(order) for arg in region.exprs[number].args}
+    made = {number: step for step, number in enumerate(order)}
+    size = partial(_tile_bytes, region, extent)
+    peak = max(map(size, order), default=0)
+    for step, number in enumerate(order):
+        if region.exprs[number].op in ("reduce", "scan"):
+            waiting = (n for n in order if made[n] < step < last.get(n, -1))
+            peak = max(peak, size(number) + sum(map(size, waiting)))
+    return peak
+
+
+def _tile_bytes(region: Region, extent: Mapping[int, int], number: int) -> int:
+    """Bytes of a value in a tile; constants and sizes take none."""
+    expr = region.exprs[number]
+    if expr.op in ("const", "given", "size", "extent", "place") or expr.dtype == "index":
+        return 0
+    return extent[number] * DTYPE_BYTES[expr.dtype]
 
 
 def power_of_two(count: int) -> int:

@@ -56,6 +56,10 @@ def chunks(
     share = rulebook.schedules.split if parts is not None else numbers
     longest, each = share.chunk_elements.count, share.elements_per_thread.count
     stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
+    if rows == 1 and parts is None and len(row_walks(region, inner)) > 1:
+        stages = 1  # what the L2 holds comes soon enough
+        several = power_of_two(laid.length // numbers.chunks_again.count + 1) // 2
+        longest = min(max(longest, several), numbers.chunk_again_elements.count)
     if laid.mixed and parts is None:
         rows, stages = min(rows, numbers.mixed_rows.count), 1
         longest = numbers.mixed_elements.count

@@ -20,7 +20,6 @@ from fusion_advisor.schedules.layout import Group, reach
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import row_axes
-from fusion_advisor.schedules.row import tile
 from fusion_advisor.schedules.rows import Rows, laid_out, rows_of
 
 NAME = "cooperative"
@@ -30,9 +29,8 @@ REGISTERS = 256
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
-    """The plan of rows that several programs share; Refused for rows that one program takes as
-    well, for reductions that make no word of 32 bits, and where too many programs would wait for
-    each other."""
+    """The plan of rows that several programs share; Refused for short rows, for reductions that
+    make no word of 32 bits, and where too many programs would wait for each other."""
     numbers = rulebook.schedules.cooperative
     inner, serial = row_axes(region, rulebook.schedules.flat)
     if any(region.all("scan")) or serial:
@@ -40,10 +38,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if region.random_state:
         raise Refused("no-schedule", "random bits are not drawn by programs that share a row")
     laid = rows_of(region, inner, serial)
-    short = laid.length <= numbers.least_row_elements.count
-    if laid.length <= numbers.row_elements.count and (
-        short or _held(region, inner, device, rulebook)
-    ):
+    if laid.length <= numbers.least_row_elements.count:
         raise Refused("no-schedule", "one program takes a whole row")
     if not any(region.depends[output.value] & inner for output in region.outputs):
         raise Refused("no-schedule", "no result lies along the row")
@@ -64,15 +59,6 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     step = replace(step, parts=phases[0].parts, phases=phases, waiting=waiting)
     check_room(step, device, rulebook)
     return Plan(NAME, region, (step,))
-
-
-def _held(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
-    """Has one program room for a whole row?"""
-    try:
-        check_room(tile(region, inner, frozenset(), device, rulebook), device, rulebook)
-    except Refused:
-        return False
-    return True
 
 
 def resident(device: Device, warps: int) -> int:

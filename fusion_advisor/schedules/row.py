@@ -11,17 +11,23 @@ from dataclasses import replace
 
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Step, check_room, power_of_two
+from fusion_advisor.schedules.base import Plan, Refused, Step, check_room, power_of_two
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "row"
+
+REGISTERS_GRANTED = 8
+"""A thread gets registers in groups of so many (CUDA Occupancy Calculator, capability 9.0)."""
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
     does not fit on chip."""
     inner, serial = row_axes(region, rulebook.schedules.flat)
+    laid, longest = rows_of(region, inner, serial), rulebook.schedules.row.longest_row.count
+    if laid.stores_rows and laid.length > longest:
+        raise Refused("no-schedule", f"{laid.length} elements of a row are more than {longest}")
     step = tile(region, inner, serial, device, rulebook)
     check_room(step, device, rulebook)
     return Plan(NAME, region, (step,))
@@ -53,9 +59,34 @@ def tile(
     if coalesced == 1 or rows * block > numbers.across_elements.count:
         wanted = power_of_two(max(wanted, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, 1), most)
+    if rows == coalesced == 1:
+        warps = _overlapping(laid, held, warps, device, rulebook)
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     again = read_again(step, device, rulebook)
     return replace(step, block=block, rest=rest, read_again=again)
+
+
+def _overlapping(laid: Rows, held: int, warps: int, device: Device, rulebook: Rulebook) -> int:
+    """The warps of a program: fewer than wanted where then another program loads its row while one
+    combines what it has, and bytes on their way are few otherwise."""
+    numbers, units = rulebook.schedules.row, device.multiprocessor
+    kept = laid.kept(1, held)
+    row = sum(load.tensor.itemsize for load in laid.own) * laid.length
+
+    def on_the_way(warps: int) -> int:
+        threads = warps * device.warp_size
+        registers = -(-kept // (4 * threads)) + numbers.other_registers.count
+        granted = -(-registers // REGISTERS_GRANTED) * REGISTERS_GRANTED
+        programs = min(units.registers.count // (threads * granted), units.warps.count // warps)
+        return max(programs, 1) * row
+
+    while (
+        warps > numbers.overlapped_warps.count
+        and on_the_way(warps) < numbers.bytes_on_the_way.count
+        and on_the_way(warps // 2) > on_the_way(warps)
+    ):
+        warps //= 2
+    return warps
 
 
 def _coalesced(laid: Rows, device: Device, rulebook: Rulebook) -> int:

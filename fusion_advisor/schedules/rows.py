@@ -10,7 +10,14 @@ from math import gcd, prod
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.rulebook.schema import Device
-from fusion_advisor.schedules.base import DIVISOR, Refused, Step, emission_order, peak_bytes
+from fusion_advisor.schedules.base import (
+    DIVISOR,
+    Refused,
+    Step,
+    emission_order,
+    kept_bytes,
+    peak_bytes,
+)
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
 
 
@@ -60,6 +67,11 @@ class Rows:
         """Bytes alive at once in a tile of rows × block."""
         extent = extents(self.region, self.order, self.axes, rows, block)
         return peak_bytes(self.region, self.order, extent)
+
+    def kept(self, rows: int, block: int) -> int:
+        """Bytes that a tile of rows × block keeps while its rows are combined."""
+        extent = extents(self.region, self.order, self.axes, rows, block)
+        return kept_bytes(self.region, self.order, extent)
 
     @property
     def own(self) -> tuple[Access, ...]:
@@ -150,8 +162,8 @@ class Rows:
             warps=warps,
             stages=stages,
             smallest_tile=prod(least),
-            on_chip_bytes=self.held(*least),
-            registers=-(-self.held(rows, block) // (4 * warps * device.warp_size)),
+            on_chip_bytes=self.kept(*least),
+            registers=-(-self.kept(rows, block) // (4 * warps * device.warp_size)),
             serial=self.serial,
         )
 

@@ -176,11 +176,13 @@ class Address(Tile):
 
 @dataclass(frozen=True, slots=True)
 class Load(Tile):
-    """Elements of a tensor; `other` where `mask` is false."""
+    """Elements of a tensor; `other` where `mask` is false. `evicted` says when the L2 may let go of
+    them: "last" what is read again soon, "first" what is not, "" for what nothing is known of."""
 
     address: Tile
     mask: Tile | None = None
     other: Tile | None = None
+    evicted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +267,13 @@ class Update(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Store(Statement):
-    """Elements written to a tensor where `mask` holds; None: in every lane."""
+    """Elements written to a tensor where `mask` holds; None: in every lane. `evicted` as in a
+    load."""
 
     address: Tile
     value: Tile
     mask: Tile | None = None
+    evicted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,15 @@ APART = _rows(first_piece=8.0)
 
 def _sharing() -> Rulebook:
     """Short rows are shared as long ones are, so that the interpreter is done with them soon."""
-    numbers = PACKED.schedules.cooperative
-    short = {"row_elements": 100.0, "part_bytes": 256.0, "least_elements": 64.0}
-    changed = {
-        name: getattr(numbers, name).model_copy(update={"value": value})
-        for name, value in short.items()
-    }
-    cooperative = numbers.model_copy(update=changed)
-    schedules = PACKED.schedules.model_copy(update={"cooperative": cooperative})
+    short = {"least_row_elements": 100.0, "part_bytes": 256.0, "least_elements": 64.0}
+    schedules, changed = PACKED.schedules, {"cooperative": short, "row": {"longest_row": 100.0}}
+    for name, numbers in changed.items():
+        table = getattr(schedules, name)
+        turned = {
+            each: getattr(table, each).model_copy(update={"value": value})
+            for each, value in numbers.items()
+        }
+        schedules = schedules.model_copy(update={name: table.model_copy(update=turned)})
     return PACKED.model_copy(update={"schedules": schedules})
 
 

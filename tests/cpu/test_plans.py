@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import prod
 
@@ -263,21 +264,21 @@ def padded_norm(a: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
 
 CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
     "many rows": (
-        scaled_norm, (x(80, 6, 9212), x(6), x(6), x(6)), {"cooperative", "blocked"},
+        scaled_norm, (x(80, 6, 9212), x(6), x(6), x(6)), {"row", "cooperative", "blocked"},
     ),
     "few rows": (
         scaled_norm, (x(1, 8, 9212), x(8), x(8), x(8)), {"cooperative", "split"},
     ),
     "pixels of their own": (
-        padded_norm, (x(80, 6, 9216), x(9211)), {"cooperative", "blocked"},
+        padded_norm, (x(80, 6, 9216), x(9211)), {"row", "cooperative", "blocked"},
     ),
     "joined rows": (
         lambda a: torch.nn.functional.group_norm(a[:, :, :9211] * 2, 2), (x(80, 6, 9216),),
-        {"cooperative", "blocked"},
+        {"row", "cooperative", "blocked"},
     ),
     "behind zeros": (
         lambda a: torch.nn.functional.group_norm(F.pad(a, (212, 0)) * 2, 2), (x(80, 6, 9000),),
-        {"cooperative", "blocked"},
+        {"row", "cooperative", "blocked"},
     ),
     "float64": (
         scaled_norm, (wide(1, 6, 9212), *[wide(6)] * 3), {"split"},
@@ -316,7 +317,7 @@ def test_rows_shared_by_most_of_the_device_are_walked_twice() -> None:
 
 def test_a_part_of_three_operands_has_a_power_of_two_of_warps() -> None:
     """Triton takes no other number; six bytes of each place are kept, and parts are powers."""
-    narrow = [x(2, 960, 32, 32, dtype=torch.float16) for _ in range(3)]
+    narrow = [x(2, 960, 48, 48, dtype=torch.float16) for _ in range(3)]
     plan = best(lambda a, b, c: torch.nn.functional.group_norm(a + b + c, 32), *narrow)
     assert [(plan.schedule, step.warps) for step in plan.steps] == [("cooperative", 4)]
 
@@ -557,11 +558,59 @@ def test_rows_that_no_program_can_hold_are_shared() -> None:
     def schedule(columns: int) -> str:
         return best(weighted_norm, x(2048, columns), x(columns), x(columns)).schedule
 
-    assert [schedule(columns) for columns in (16_000, 20_000, 20_001)] == [
-        "row",
+    assert [schedule(columns) for columns in (16_000, 32_768, 40_000, 40_001)] == [
+        *["row"] * 2,
         *["cooperative"] * 2,
     ]
     assert best(lambda a: (a * 2).softmax(-1), x(2048, 20_000)).schedule == "row"
+
+
+def test_what_only_goes_into_a_reduction_takes_no_place_on_chip() -> None:
+    """A program keeps the row for the result; squares go from lane to lane as they are made."""
+
+    def normed(a: torch.Tensor) -> torch.Tensor:
+        wide = a.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(a.dtype)
+
+    def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * (b - (a * b).sum(-1, keepdim=True))
+
+    narrow = best(normed, x(2048, 24_000, dtype=torch.bfloat16)).steps[0]
+    assert (narrow.schedule, narrow.on_chip_bytes) == ("row", 4 * 24_576)
+    two = best(both, x(2048, 12_000), x(2048, 12_000)).steps[0]
+    assert (two.schedule, two.on_chip_bytes) == ("row", 2 * 4 * 12_288)
+
+
+def test_few_bytes_on_their_way_want_other_programs_beside() -> None:
+    """Programs of fewer warps stand beside each other; rows of more bytes keep their warps."""
+
+    def warps(columns: int, dtype: torch.dtype) -> int:
+        plan = best(lambda a: (a * 2).softmax(-1), x(2048, columns, dtype=dtype))
+        assert plan.schedule == "row"
+        return plan.steps[0].warps
+
+    lengths = (4096, 8192, 12_000, 16_384, 17_000, 22_720)
+    assert [warps(each, torch.bfloat16) for each in lengths] == [8, 8, 8, 16, 16, 8]
+    assert [warps(each, torch.float32) for each in lengths] == [8, 16, 16, 16, 16, 16]
+
+
+def test_the_cache_keeps_what_a_later_walk_reads() -> None:
+    """Weights, which all rows share, are left to it."""
+
+    def walks(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return a * 2 / (a * 2).std(-1, keepdim=True) * w
+
+    inputs = x(2048, 18_000, dtype=torch.float64), x(18_000)
+    assert best(walks, *inputs).schedule == "blocked"
+    text = kernel_of(walks, *inputs).text
+    body = text[text.index("@triton.jit") : text.index("def reference")]
+    statements = re.findall(
+        r"tl\.(load|store)\(\s*(\w+)_ptr.*?(?:evict_(\w+)\"|\)$)", body, re.M | re.S
+    )
+    assert statements == [
+        ("load", "args_0", "last"), ("load", "args_0", "first"), ("load", "args_1", ""),
+        ("store", "walks_out", "first"),
+    ]  # fmt: skip
 
 
 # -- places that lanes walk more than once ---------------------------------------------------------
