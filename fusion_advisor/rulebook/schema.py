@@ -249,6 +249,8 @@ class BlockedSchedule(Table):
     chunks_again: Count
     """Chunks of such a row, at least, before chunks grow."""
     rows_across: Rows
+    across_elements_per_thread: Elements
+    """Elements of a thread where rows across memory are walked several times."""
     stages: Stages
     staged_bytes: Bytes
     """Bytes of an access to rows across memory, from which on chunks are on their way in stages."""

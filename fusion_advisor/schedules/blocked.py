@@ -56,7 +56,10 @@ def chunks(
     share = rulebook.schedules.split if parts is not None else numbers
     longest, each = share.chunk_elements.count, share.elements_per_thread.count
     stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
-    if rows == 1 and parts is None and len(row_walks(region, inner)) > 1:
+    again = parts is None and len(row_walks(region, inner)) > 1
+    if again and rows > 1:
+        each = numbers.across_elements_per_thread.count
+    elif again:
         stages = 1  # what the L2 holds comes soon enough
         several = power_of_two(laid.length // numbers.chunks_again.count + 1) // 2
         longest = min(max(longest, several), numbers.chunk_again_elements.count)
@@ -77,8 +80,11 @@ def chunks(
     warps = rows * block // (each * device.warp_size)
     warps = min(max(1, warps), rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
-    again = _read_again(region, inner, rows, device, rulebook)
-    return replace(step, serial=serial, read_again=again)
+    return replace(
+        step,
+        serial=serial,
+        read_again=_read_again(region, inner, rows, device, rulebook),
+    )
 
 
 def _neighbours(laid: Rows, device: Device, rulebook: Rulebook, *, alone: bool) -> int:
@@ -92,8 +98,7 @@ def _neighbours(laid: Rows, device: Device, rulebook: Rulebook, *, alone: bool) 
     sector = laid.coalesced(nbytes, stored=False)
     most = numbers.scan_rows if scanned_across(laid.region, numbers) == 1 else numbers.rows_across
     rows = min(most.count, power_of_two(laid.count))
-    each = rulebook.schedules.row.programs_per_multiprocessor.count
-    while alone and rows > sector and laid.count < rows * each * device.multiprocessor.count.count:
+    while alone and rows > sector and laid.count < rows * device.multiprocessor.count.count:
         rows //= 2
     return rows
 

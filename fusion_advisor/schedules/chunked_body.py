@@ -110,10 +110,10 @@ class ChunkedBody(Body):
         return frozenset(loads) | frozenset(back)
 
     def _evicted(self, access: Access) -> str:
-        """Keep in the L2 what a later walk over the row reads, before what none does; of what all
-        rows share nothing is said."""
+        """Keep in the L2 what a later walk over the row reads, before what none does; nothing is
+        said of what all rows share, or of rows across memory, whose lines programs share."""
         axes = frozenset(access.strides)
-        if not self._later or not axes & self._inner or axes <= self._inner:
+        if self.several or not self._later or not axes & self._inner or axes <= self._inner:
             return ""
         return "last" if any(access.name in names for names in self._later[1:]) else "first"
 

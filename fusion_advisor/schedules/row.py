@@ -25,11 +25,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
     does not fit on chip."""
     inner, serial = row_axes(region, rulebook.schedules.flat)
+    step = tile(region, inner, serial, device, rulebook)
+    check_room(step, device, rulebook)
     laid, longest = rows_of(region, inner, serial), rulebook.schedules.row.longest_row.count
     if laid.stores_rows and laid.length > longest:
         raise Refused("no-schedule", f"{laid.length} elements of a row are more than {longest}")
-    step = tile(region, inner, serial, device, rulebook)
-    check_room(step, device, rulebook)
     return Plan(NAME, region, (step,))
 
 
