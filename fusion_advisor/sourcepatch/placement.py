@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -363,6 +364,19 @@ class Placement:
             if not self._guards.notices(place, edit, passed, sources, each.flow):
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
                 raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
+
+    def lines_of(self, finding: Finding) -> set[object]:
+        """The texts of the source that a group would be put into, one for each that has an
+        edit."""
+        found = set[object]()
+        for launches in finding.instances:
+            border = boundary(self.flow, launches)
+            with suppress(NotPlaced):  # told when it is put there
+                _, edit = self.edited(
+                    finding.decision, border, lower_region(self.flow, border), "kernel"
+                )
+                found.add((edit.block, edit.touched))
+        return found
 
     def likewise(self, one: Decision, name: str, run: SourcePlace, edit: Edit) -> Decision | None:
         """Decision on what an edit replaces in another run of its block, if the same call may stand
