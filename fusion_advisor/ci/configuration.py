@@ -114,11 +114,12 @@ class ScenarioTable(_Table):
 
 class Thresholds(_Table):
     """Thresholds: a group that saves less than `saved_us` microseconds or `share` of the step is no
-    finding, and no patch puts it into the source. `coverage` is what `--fail-on coverage` needs,
+    finding, and no patch puts it into the source; where `share` is not given, every saving is a
+    finding, and a patch has the rules' own. `coverage` is what `--fail-on coverage` needs,
     `regression` the growth that `--fail-on regression` allows."""
 
     saved_us: Growth = 0.0
-    share: Share = 0.0
+    share: Share | None = None
     coverage: Share = 1.0
     regression: Growth = 0.0
 

@@ -30,7 +30,7 @@ class Reviewing:
             ignore=tuple(values.ignore),
             ignore_in={module: tuple(codes) for module, codes in values.ignore_in.items()},
             least_us=values.thresholds.saved_us,
-            least_share=values.thresholds.share,
+            least_share=values.thresholds.share or 0.0,
         )
         _check_codes(settings, rulebook)
         self._conditions = [_condition(text, values.thresholds) for text in values.fail_on]

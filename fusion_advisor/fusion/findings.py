@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import count
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.components import DecidedSet, Grouping, group
@@ -25,7 +25,8 @@ class Finding:
     """Accepted group or rejected candidate with all of its occurrences.
 
     `instances` are positions of launches and of the views between them; `name` is a Python
-    identifier, unique among the groups; `framework` the PyTorch line that computes exactly the
+    identifier, unique among the groups: `computation`, the identifier of what it computes, with a
+    number where groups before it have that; `framework` the PyTorch line that computes exactly the
     same, if there is one; `parent` the id of the finding that this one was cut from; `computes` the
     computation in words.
     """
@@ -40,6 +41,7 @@ class Finding:
     parent: str | None = None
     rank: int = 0
     computes: str = ""
+    computation: str = ""
     measured_us: float | None = None
     """Time of one instance's kernels in a profiler's trace, us; None where they are not in one."""
 
@@ -148,16 +150,30 @@ def identify(
         )
         for each, first in zip(groups, firsts, strict=True)
     ]
-    shared = Counter(names)
+    taken = set[str]()
     named = [
         replace(
             each,
-            name=f"{name}_{each.fingerprint[:6]}" if shared[name] > 1 else name,
+            computation=name,
+            name=claimed(name, taken),
             framework=tried(partial(_framework, each.decision, each.pattern), first, ""),
         )
         for each, first, name in zip(groups, firsts, names, strict=True)
     ]
     return Identified(named, candidates, grouping.gap, grouping.saveable_bytes)
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name and its numbered ones: `swiglu`, `swiglu_2`, `swiglu_3`."""
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))
+
+
+def claimed(name: str, taken: set[str]) -> str:
+    """The first of a name and its numbered ones that is not taken; it is, then."""
+    free = next(each for each in numbered(name) if each not in taken)
+    taken.add(free)
+    return free
 
 
 def step_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:

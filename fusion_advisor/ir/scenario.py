@@ -93,11 +93,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Least:
-    """Least saving of a group that is worth an edit: microseconds, and share of the step (0 to 1),
-    of all its places together."""
+    """Least saving that is worth an edit, of all places together that are the same lines:
+    microseconds, and share of the step (0 to 1; None: that of the rules)."""
 
     saved_us: float = 0.0
-    share: float = 0.0
+    share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -460,6 +460,12 @@ class PairRules(Table):
     launchers: Count
 
 
+class PatchRules(Table):
+    """Least saving of a group, as a share of the step, for which `patch` edits a source."""
+
+    share: Share
+
+
 class RunRules(Table):
     """How a patched model is run on numbers beside the original; `memory` is of the limit, `dtypes`
     are those that its floats are cast to beside its own."""
@@ -569,6 +575,7 @@ class Rulebook(Table):
     held: HeldRules
     pairs: PairRules
     apply: Apply
+    patch: PatchRules
     run: RunRules
     record: Record
     profile: ProfileRules

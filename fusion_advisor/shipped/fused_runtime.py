@@ -103,8 +103,16 @@ def launcher(reference, results):
             return attempt(reference, *given)
 
         def or_none(*given):
-            traced = is_dynamo_compiling() or isinstance(given[0], TRACED)
-            return asked(made, run, count, *given) if traced else attempt(None, *given)
+            if not (is_dynamo_compiling() or isinstance(given[0], TRACED)):
+                return attempt(None, *given)
+            try:  # whether the kernels can take it: else the caller's statements are traced
+                if not misfit(given, count):
+                    made(*given)
+            except Unlaunched:
+                return run.operator(*given)
+            except Unserved:
+                pass
+            return noted(run.__module__, run.__name__, "it is traced with what no kernel takes")
 
         run.reference, run.or_none = reference, or_none
         return registered(results)(run)
@@ -145,19 +153,6 @@ def misfit(given, count):
         if not isinstance(each, torch.Tensor if place < count else NUMBERS):
             return f"{type(each).__name__}, no {'tensor' if place < count else 'number'}"
     return None
-
-
-def asked(made, launcher, count, *given):
-    """Call a launcher's operator while it is traced, or None where the kernels cannot take what it
-    is given: the caller's statements are traced then."""
-    try:
-        if not misfit(given, count):
-            made(*given)
-    except Unlaunched:
-        return launcher.operator(*given)
-    except Unserved:
-        pass
-    return noted(launcher.__module__, launcher.__name__, "it is traced with what no kernel takes")
 
 
 def require(version):
@@ -430,15 +425,6 @@ def transformed():
 
 def serves(name, tensor, dtype, shape, stride):
     """Reason why a kernel cannot take this tensor; None when it can."""
-    if (
-        tensor.is_cuda
-        and tensor.dtype is dtype
-        and tensor.shape == shape
-        and tensor.stride() == stride
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-        and not transformed()
-    ):
-        return None
     if not (tensor.is_cuda or interpreted()):
         return f"{name} is on {tensor.device}"
     if tensor.dim() != len(shape):
@@ -452,7 +438,11 @@ def serves(name, tensor, dtype, shape, stride):
     if tuple(tensor.shape) != tuple(shape):
         return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
     steps = zip(shape, tensor.stride(), stride, strict=True)
-    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+    if (
+        tensor.stride() != stride
+        and tensor.numel()
+        and any(n > 1 and have != want for n, have, want in steps)
+    ):
         return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
     return None
 
@@ -506,7 +496,8 @@ def fall_back(problem, launcher, reference, *given):
 # -- launches --------------------------------------------------------------------------------------
 
 
-DIRECT = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
+VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
+DIRECT = (3, 6) <= VERSION <= (3, 9) and not torch.version.hip
 """Whether this Triton is one whose compiled kernels are known to be launched as `starter` does."""
 
 launched = {}
@@ -532,19 +523,9 @@ def repair():
         install()
 
 
-def called_first(kernel, grid, tensors, numbers, constants):
-    """Call `kernel[grid](...)` as Triton does, by a repaired interpreter where that runs it."""
-    if interpreted():
-        repair()
-    return kernel[grid](*tensors, *numbers, **constants)
-
-
 def launch(kernel, grid, tensors, numbers, **constants):
     """Call `kernel[grid](...)`. What Triton compiled for such arguments before is launched
     directly; then what launches it, the tensors and the other arguments are given back."""
-    if not DIRECT or torch.version.hip:
-        called_first(kernel, grid, tensors, numbers, constants)
-        return None
     device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
@@ -556,8 +537,10 @@ def launch(kernel, grid, tensors, numbers, **constants):
         start, values = known
         start(*tensors, *values)
         return None if any(odd) else (start, tensors, values)
-    compiled = called_first(kernel, grid, tensors, numbers, constants)
-    if compiled is not None:  # the interpreter compiles nothing
+    if interpreted():
+        repair()
+    compiled = kernel[grid](*tensors, *numbers, **constants)
+    if DIRECT and compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
@@ -882,19 +865,10 @@ def bench(name, kernel):
     tensors, beside = [*drawn(kernel.FULL, "cuda")], getattr(kernel, "BESIDE", {})
     ways = {"kernel": getattr(kernel, name), "eager": kernel.reference, **beside}
     ways["torch.compile"] = torch.compile(kernel.reference, dynamic=False)
-    cold = torch.empty(2**28, dtype=torch.int8, device="cuda")
     for way, call in ways.items():
-        call(*tensors)
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(33)]
-        torch.cuda._sleep(2**27)  # cycles, in which all runs are queued
-        for start, end in pairs:
-            cold.zero_()
-            start.record()
-            call(*tensors)
-            end.record()
-        torch.cuda.synchronize()
-        middle = sorted(start.elapsed_time(end) for start, end in pairs)[16]
-        print(f"{name}: {way}: {1e3 * middle:.2f} us")
+        call = functools.partial(call, *tensors)
+        milliseconds = triton.testing.do_bench(call, return_mode="median")
+        print(f"{name}: {way}: {1e3 * milliseconds:.2f} us")
 
 
 def main():
@@ -905,9 +879,8 @@ def main():
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked, files = parser.parse_args(), sorted(Path(__file__).parent.glob("*.py"))
     known = [file.stem for file in files if IMPORT in file.read_text("utf-8")]
-    for name in asked.names:
-        if name not in known:
-            sys.exit(f"{name}: is no kernel of this folder, which has {', '.join(known) or 'none'}")
+    for name in {*asked.names} - {*known}:
+        sys.exit(f"{name}: is no kernel of this folder, which has {', '.join(known) or 'none'}")
     if not interpreted() and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
         os.execv(sys.executable, [sys.executable, *sys.argv])

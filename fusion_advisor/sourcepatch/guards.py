@@ -235,9 +235,10 @@ class Guards:
             if not name:
                 name = self._given(edit, operands[ref])
             if not name:
+                taken = self.sources.described(ref.node)
                 raise NotPlaced(
-                    f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
-                    f"{ref.node}, for its numbers may follow from that, and no name there holds it"
+                    f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of {taken}, "
+                    "for its numbers may follow from that, and no name there holds it"
                 )
             known = (f"{name}.{t}" for d in spelt for t in (f"size({d})", f"shape[{d}]"))
             if not any(f"{text} != {size}" in asked for text in known):
@@ -552,7 +553,8 @@ class Guards:
             elif number.value != "None":  # what is not given is seldom given later
                 what = "what changes in" if number.value == CHANGING else f"the {number.value} of"
                 raise NotPlaced(
-                    f"line {edit.lines[0]}: {what} line {number.span.line} cannot be asked there"
+                    f"line {edit.lines[0]}: {what} {number.file}:{number.span.line} cannot be "
+                    "asked there"
                 )
 
     def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span], set[str]]:

@@ -130,12 +130,15 @@ def _others(size: int) -> tuple[int, int, int]:
     return (size // 2 if size % 2 == 0 else size - 1), 1, 2 * size
 
 
-def size_numbers(flow: Dataflow, resized: Sequence[ResizedModel]) -> list[dict[str, str]]:
+def size_numbers(
+    flow: Dataflow, resized: Sequence[ResizedModel], described: Callable[[str], str] = str
+) -> list[dict[str, str]]:
     """For each of other sizes the nodes, by name, that compute with numbers which follow from
-    sizes, and what tells: they have others there, in the same graph."""
+    sizes, and what tells, with nodes as they are `described`: they have others there, in the same
+    graph."""
     return [
         {
-            one.name: _told(flow, each, one, (numbers_of(one), numbers_of(two)))
+            one.name: _told(flow, each, one, (numbers_of(one), numbers_of(two)), described)
             for one, two in _pairs(flow, each.flow)
             if one.kind == "call" and numbers_of(one) != numbers_of(two)
         }
@@ -143,7 +146,13 @@ def size_numbers(flow: Dataflow, resized: Sequence[ResizedModel]) -> list[dict[s
     ]
 
 
-def _told(flow: Dataflow, other: ResizedModel, node: Node, numbers: tuple[Numbers, Numbers]) -> str:
+def _told(
+    flow: Dataflow,
+    other: ResizedModel,
+    node: Node,
+    numbers: tuple[Numbers, Numbers],
+    described: Callable[[str], str],
+) -> str:
     """Describe in one line where a node has other numbers."""
     operand = next((ref for ref in node.refs() if ref in flow.annotated.tensors), None)
     tensors = [each.annotated.tensors for each in (flow, other.flow)]
@@ -152,7 +161,9 @@ def _told(flow: Dataflow, other: ResizedModel, node: Node, numbers: tuple[Number
     here, there = next((a, b) for a, b in pairs if a != b)
     if operand is None or shapes[0] == shapes[1]:
         return f"it has {here}, and {there} {other.said}"
-    return f"it has {here} for {operand.node} of {shapes[0]}, and {there} for {shapes[1]}"
+    return (
+        f"it has {here} for {described(operand.node)} of {shapes[0]}, and {there} for {shapes[1]}"
+    )
 
 
 def spelled_sizes(

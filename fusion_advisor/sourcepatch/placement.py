@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -46,7 +47,7 @@ from fusion_advisor.sourcepatch.editing.outline import (
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sequential import folded
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, span_of
-from fusion_advisor.sourcepatch.editing.splice import nested, splice
+from fusion_advisor.sourcepatch.editing.splice import narrowed, nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
 from fusion_advisor.sourcepatch.guards import Guards, Other
 from fusion_advisor.sourcepatch.other_sizes import (
@@ -132,7 +133,7 @@ class Placement:
 
     @cached_property
     def _numbers(self) -> list[dict[str, str]]:
-        return size_numbers(self.flow, self.resized)
+        return size_numbers(self.flow, self.resized, self.sources.described)
 
     @cached_property
     def _told(self) -> list[Mapping[Ref, frozenset[int]]]:
@@ -161,8 +162,23 @@ class Placement:
         """Find the place where one occurrence of a group, lowered as `expressed`, is made, and the
         edit there; `decision` is the group's. Raises NotPlaced with the reason."""
         call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
-        unserved, renumbered = self._unserved(decision, expressed)
         place, edit = rewrite(self.sources, self.flow, border.members, call)
+        try:
+            return place, self._asking(place, edit, decision, expressed, only_dtype=only_dtype)
+        except NotPlaced as reason:
+            raise reason.within(edit.file) from reason
+
+    def _asking(
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        decision: Decision,
+        expressed: Expressed,
+        *,
+        only_dtype: bool,
+    ) -> Edit:
+        """The edit of a place with all that it has to ask. Raises NotPlaced with the reason."""
+        unserved, renumbered = self._unserved(decision, expressed)
         if not self.editable(edit.file, edit.lines[0]):
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
@@ -205,7 +221,7 @@ class Placement:
             asked_too=frozenset(asked_too.intersection(edit.conditions)),
         )
         self.require_held(edit)
-        return place, edit
+        return edit
 
     def require_held(self, edit: Edit) -> None:
         """NotPlaced where nothing can hold what an edit asks, or names."""
@@ -273,13 +289,14 @@ class Placement:
                 if ref in expressed.inputs:
                     continue
                 if ref.node in numbers:
-                    why = f"{ref.node}: {_NUMBER}: {numbers[ref.node]}"
+                    why = f"{self.sources.described(ref.node)}: {_NUMBER}: {numbers[ref.node]}"
                     renumbered.append((each.flow, why))
                 sizes = self.flow.annotated.tensors[ref].shape
                 for d in self._unread(ref, dims, told, read):
                     if sizes[d] != 1:
                         why = f"{sizes[d]} in dimension {d}, which is no size of what it takes"
-                        renumbered.append((each.flow, f"{ref.node}: {_NUMBER}: {why}"))
+                        said = self.sources.described(ref.node)
+                        renumbered.append((each.flow, f"{said}: {_NUMBER}: {why}"))
                     elif not (widens and each is self.batch):
                         found.append(each.flow)
         return [*{id(flow): flow for flow in found}.values()], renumbered
@@ -362,7 +379,20 @@ class Placement:
                 continue
             if not self._guards.notices(place, edit, passed, sources, each.flow):
                 why = numbers.get(ref.node, f"a view has another size {each.said}")
-                raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
+                raise NotPlaced(f"{self.sources.described(ref.node)}: {_NUMBER}: {why}")
+
+    def lines_of(self, finding: Finding) -> set[object]:
+        """The texts of the source that a group would be put into, one for each that has an
+        edit."""
+        found = set[object]()
+        for launches in finding.instances:
+            border = boundary(self.flow, launches)
+            with suppress(NotPlaced):  # told when it is put there
+                _, edit = self.edited(
+                    finding.decision, border, lower_region(self.flow, border), "kernel"
+                )
+                found.add((edit.block, edit.touched))
+        return found
 
     def likewise(self, one: Decision, name: str, run: SourcePlace, edit: Edit) -> Decision | None:
         """Decision on what an edit replaces in another run of its block, if the same call may stand
@@ -548,7 +578,8 @@ def patch(
         else:
             edits, imported = outlines.outlined(source, edits), [_import(path, folder)]
         edits = [*nested(source, edits)]
-        result.after[path] = folded(source, splice(source.text, edits, imported))
+        text = folded(source, splice(source.text, edits, imported, folder.name))
+        result.after[path] = narrowed(text, source.before, folder.name)
     if placement.operators:
         return result
     texts = {name: _kept(result, folder, name, text) for name, text in there.items()}
@@ -640,10 +671,11 @@ def _edits(
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
             if not edit.takes_as_operand(other) and not other.takes_as_operand(edit):
-                line, taken = edit.lines[0], other.taken.kernel
-                raise NotPlaced(f"line {line}: {taken} is put there, a group with as much to save")
+                at, taken = f"{edit.file}:{edit.lines[0]}", other.taken.kernel
+                raise NotPlaced(f"{at}: {taken} is put there, a group with as much to save")
             if placement.operators and _guards_over(edit, other):
-                raise NotPlaced(f"line {edit.lines[0]}: its guard would stand over another edit")
+                at = f"{edit.file}:{edit.lines[0]}"
+                raise NotPlaced(f"{at}: its guard would stand over another edit")
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
 
     name = f"{package}.{choosing or finding.name}"
@@ -725,19 +757,16 @@ def _edited_away(
 def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:
     """The comment above a call in the source."""
     decision = finding.decision
-    saved = decision.unfused_bytes - decision.fused_bytes
     launches = len(decision.subject.launches)
     if operator:
-        less = f"{wording.size(saved)} less through HBM"
+        less = f"{wording.size(decision.unfused_bytes - decision.fused_bytes)} less through HBM"
         return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
-    kernels = wording.in_place_of(launches, launches - finding.launches_saved)
+    kernels = "another kernel"
+    if launches > 1:
+        kernels = wording.in_place_of(launches, launches - finding.launches_saved)
     backward = ", with its backward" if kernel.gradients else ""
-    moved = f"{wording.size(abs(saved))} {'less' if saved >= 0 else 'more'} through HBM"
     us = wording.time(finding.saved_us)
-    return (
-        f"fusion-advisor: {finding.pattern}, {kernels}{backward}: {moved}, "
-        f"{us} saved a call (predicted)"
-    )
+    return f"fusion-advisor: {finding.pattern}, {kernels}{backward}: {us} saved a call (predicted)"
 
 
 def _import(file: Path, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -16,12 +17,12 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture, prepared
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, deciding
-from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify, step_us
+from fusion_advisor.fusion.findings import Finding, Identified, claimed, fuse, identify, step_us
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph, Rewrite, Source
 from fusion_advisor.ir.kernel import Check, Kernel
-from fusion_advisor.ir.scenario import Least, Moved, Request, Scenario, Sizes
+from fusion_advisor.ir.scenario import Moved, Request, Scenario, Sizes
 from fusion_advisor.ir.source_trace import Trail
 from fusion_advisor.measure.search import Searcher, SearchResult
 from fusion_advisor.report.assemble import Proof
@@ -244,13 +245,12 @@ def patch_model(
             decided=decided,
             serving=None if operators else Serving(at, rulebook),
         )
+        all_found = _cut(placement, decided, rulebook)
+        share = rulebook.patch.share.value if request.least.share is None else request.least.share
+        found, small = _worthwhile(placement, all_found, request.least.saved_us, share)
         found = _named_apart(
-            _cut(placement, decided, rulebook),
-            kernels_of(standing),
-            lambda finding: _written(request, at, finding, rulebook),
+            found, kernels_of(standing), lambda finding: _written(request, at, finding, rulebook)
         )
-        all_found = found
-        found, small = _worthwhile(flow, found, request.least)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
@@ -638,19 +638,20 @@ def _named_apart(
     standing: Mapping[str, str],
     written: Callable[[Finding], Kernel | None],
 ) -> Identified:
-    """Groups under names that no existing kernel has, unless that kernel computes the same as the
-    one that is `written` for the group."""
+    """Groups under the names of existing kernels that compute the same as the ones that are
+    `written` for them; the others under names that no existing kernel has."""
+    unused, taken = {*standing}, {*standing}
 
-    def free(finding: Finding, name: str) -> bool:
-        if name not in standing:
-            return True
+    def serves(finding: Finding, name: str) -> bool:
         kernel = written(replace(finding, name=name))
         return kernel is not None and does(kernel.text) == does(standing[name])
 
     def named(finding: Finding) -> Finding:
-        ends = (finding.fingerprint[:digits] for digits in range(6, len(finding.fingerprint)))
-        names = (finding.name, *(f"{finding.name}_{end}" for end in ends))
-        return replace(finding, name=next(name for name in names if free(finding, name)))
+        own = rf"{finding.computation}(_[0-9a-f]+)?"  # earlier versions ended names otherwise
+        alike = sorted(name for name in unused if re.fullmatch(own, name))
+        name = next((name for name in alike if serves(finding, name)), "")
+        unused.discard(name)
+        return replace(finding, name=name or claimed(finding.computation, taken))
 
     return replace(found, groups=[*map(named, found.groups)])
 
@@ -673,20 +674,27 @@ def _written(
 
 
 def _worthwhile(
-    flow: Dataflow, found: Identified, least: Least
+    placement: Placement, found: Identified, saved_us: float, share: float
 ) -> tuple[Identified, dict[str, str]]:
-    """Groups that save enough to be put into the source; and of the others, by id, what they
-    save."""
-    total = sum(step_us(flow, found.groups).values())
-    small: dict[str, str] = {}
+    """Groups that save enough to be put into the source, all together that the same lines make;
+    and of the others, by id, what they save."""
+    total = sum(step_us(placement.flow, found.groups).values())
+    families = list[tuple[set[object], list[Finding]]]()
     for each in found.groups:
-        saved = each.saved_us_total
-        if saved < least.saved_us:
-            at_least = wording.time(least.saved_us)
-            small[each.id] = f"it saves {wording.time(saved)}, the threshold is {at_least}"
-        elif saved < least.share * total:
-            share = f"{saved / total:.2%} of the step"
-            small[each.id] = f"it saves {share}, the threshold is {least.share:.2%}"
+        lines, together = placement.lines_of(each), [each]
+        for family in [family for family in families if family[0] & lines]:
+            families.remove(family)
+            lines, together = lines | family[0], [*family[1], *together]
+        families.append((lines, together))
+    small: dict[str, str] = {}
+    for _, together in families:
+        saved = sum(each.saved_us_total for each in together)
+        said = ""
+        if saved < saved_us:
+            said = f"it saves {wording.time(saved)}, the threshold is {wording.time(saved_us)}"
+        elif saved < share * total:
+            said = f"it saves {saved / total:.2%} of the step, the threshold is {share:.2%}"
+        small |= {each.id: said for each in together if said}
     return replace(found, groups=[each for each in found.groups if each.id not in small]), small
 
 

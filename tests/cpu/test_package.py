@@ -155,7 +155,7 @@ def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     made = applied(folder)
     after = kernels(folder)
     assert set(before) == {"swiglu"}
-    assert len(after) == 2, "another swiglu, under a name of its own"
+    assert set(after) == {"swiglu", "swiglu_2"}
     assert body(after["swiglu"]) == body(before["swiglu"])
     text = file.read_text()
     assert text.count("import fused_model\n") == 1
@@ -287,6 +287,43 @@ def test_what_saves_less_than_the_thresholds_is_left(
     (said,) = made.patch.refused.values()
     assert said.startswith("it saves ")
     assert why in said
+
+
+SMALL_BESIDE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(96, 4096), nn.Linear(96, 4096)
+
+    def gated(self, x, y):
+        return F.silu(x) * y
+
+    def forward(self, x, a, b, c):
+        return self.gated(self.gate(x), self.up(x)), self.gated(a, b), torch.tanh(c) * 3.0
+
+
+def get_inputs():
+    return [torch.empty(64, 1024, 96), *torch.empty(3, 8, 16, 96)]
+"""
+
+
+def test_what_gains_less_than_a_thousandth_of_the_step_is_left_but_in_lines_that_gain_more(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.py").write_text(SMALL_BESIDE)
+    made = again(tmp_path)
+    assert made.wrong == {}
+    assert [(put.kernel, put.occurrences) for put in made.patch.puts] == [("swiglu", 1)] * 2
+    assert [each.computes for each in made.left if "the threshold is 0.10%" in each.why] == [
+        "tanh + mul"
+    ]
+    everything = again(tmp_path, Least(share=0.0))
+    assert {put.kernel for put in everything.patch.puts} == {"swiglu", "tanh_mul"}
 
 
 def test_an_older_tool_and_other_rules_are_told_and_make_nothing_stale(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import textwrap
@@ -291,9 +292,9 @@ def test_two_guards_of_one_statement_are_asked_by_two_calls(tmp_path: Path) -> N
                 return (torch.tanh(self.a(x)) ** self.s) @ (torch.sigmoid(self.b(x)) ** self.t).mT
         """,
     )
-    line = next(line.strip() for line in changed(patch).splitlines() if "return fused" in line)
+    text = "".join(line.strip() for line in changed(patch).splitlines())
     one, two = "tanh_pow_or_eager(self.a(x), self.s)", "sigmoid_pow_or_eager(self.b(x), self.t)"
-    assert line == f"return fused_model.{one} @ fused_model.{two}.mT"
+    assert f"return fused_model.{one} @ fused_model.{two}.mT" in text
 
 
 def test_statements_beside_the_kernels_are_tried(tmp_path: Path) -> None:
@@ -498,7 +499,8 @@ def test_two_groups_in_one_statement_are_both_said(tmp_path: Path) -> None:
     ("wide", "narrow"), [(4096, 1024), (1024, 4096)], ids=["the inner saves more", "the outer"]
 )
 def test_a_group_in_an_operand_of_another(tmp_path: Path, wide: int, narrow: int) -> None:
-    """What a kernel takes may be made of what another gives, whichever is put first."""
+    """What a kernel takes may be made of what another gives, whichever is put first; that has a
+    line of its own."""
     patch = made(
         tmp_path,
         f"""
@@ -515,8 +517,8 @@ def test_a_group_in_an_operand_of_another(tmp_path: Path, wide: int, narrow: int
     outer, inner = (
         next(p.kernel for p in patch.patch.puts if w in p.kernel) for w in ("tanh", "gelu")
     )
-    call = f"return fused_model.{outer}(self.b(fused_model.{inner}(self.a(x))))"
-    assert call in text
+    assert f"        {inner} = fused_model.{inner}(self.a(x))\n" in text
+    assert f"        return fused_model.{outer}(self.b({inner}))\n" in text
     assert text.count("# fusion-advisor: ") == 2
     assert patch.patch.refused == {}
 
@@ -604,7 +606,7 @@ def test_an_if_that_asks_what_python_holds_is_no_border(tmp_path: Path) -> None:
     assert "        y = fused_model.mul_softmax_or_eager(y, self, mask)\n" in text
     assert "if mask is None and self.scale is not None:\n            y = y * self" in functions
     assert "mask is not None\n        or self.scale is None\n" in functions
-    assert any("line 36 leaves a branch" in why for why in patch.unplaced.values())
+    assert any("model.py:36 leaves a branch" in why for why in patch.unplaced.values())
     assert patch.saved_us < patch.free_us
 
 
@@ -733,7 +735,7 @@ def test_a_group_in_an_operand_of_another_with_guards(tmp_path: Path) -> None:
     )
     text = changed(patch)
     assert text.count("_or_eager(") == text.count("# fusion-advisor: ") == 2
-    assert "_or_eager(self.a(fused_" in text
+    assert "_or_eager(self.a(quotient)" in text
     assert patch.saved_us == pytest.approx(patch.free_us)
 
 
@@ -879,7 +881,9 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
     assert "or x.size(-1) != 1024 or (fused := " in text
     patch = made(tmp_path, body.replace("GIVEN", "x.unflatten(-1, (8, 128))"))
     reasons = patch.unplaced.values()
-    assert any("the 128 of line 22 cannot be asked there" in why for why in reasons), reasons
+    assert any(re.search(r"the 128 of \S+model.py:22 cannot be asked", why) for why in reasons), (
+        reasons
+    )
 
 
 @pytest.mark.deep

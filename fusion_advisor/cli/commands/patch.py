@@ -130,7 +130,8 @@ def _written(
     shown = made.left if verbose else made.left[:_LEFT]
     for each in shown:
         where = f"{_beneath(each.place.file, made.root)}:{each.place.line}, " if each.place else ""
-        tell(f"left out: {each.computes}: {where}{wording.time(each.saved_us)}: {each.why}")
+        why = each.why.replace(f"{made.root}/", "")
+        tell(f"left out: {each.computes}: {where}{wording.time(each.saved_us)}: {why}")
     if len(shown) < len(made.left):
         rest = wording.time(max(each.saved_us for each in made.left[_LEFT:]))
         tell(f"left out: {len(made.left) - _LEFT} more of up to {rest} each: --verbose names them")

@@ -35,6 +35,10 @@ from fusion_advisor.support.errors import AdvisorError
 class NotPlaced(AdvisorError):
     """Raised for a group that the source cannot express; the message is the reason."""
 
+    def within(self, file: str) -> NotPlaced:
+        """The same with its lines as those of a file."""
+        return NotPlaced(re.sub(r"\bline (?=\d)", f"{file}:", str(self)))
+
 
 def _no_numbers(place: SourcePlace, line: int, names: Mapping[str, str]) -> Sequence[str]:
     del place, line, names
@@ -203,7 +207,11 @@ def rewrite(
 ) -> tuple[SourcePlace, Edit]:
     """Find the place where one occurrence of a group is made, and the edit there. Raises NotPlaced
     with the reason."""
-    return _Rewriter(sources, flow, members, call).edit()
+    rewriter = _Rewriter(sources, flow, members, call)
+    try:
+        return rewriter.edit()
+    except NotPlaced as reason:
+        raise reason.within(rewriter.path) from reason
 
 
 class _Rewriter:
@@ -221,12 +229,13 @@ class _Rewriter:
         self._gone = self._steps | self._idle() | self._passed_on()
         self._place = self._common()
         activation = sources.trail.activations[self._place.activation]
+        self.path = activation.file
         self._file: SourceFile = sources.file(activation.file)
         self._function = self._file.function(self._place.block)
         self._at = sources.held[self._place]
         self._block = self._file.body(self._place.block)
         self._branches: list[ast.If] = []
-        self._body = [*self._as_it_ran(self._block)]
+        self._body: list[ast.stmt] = []
         self._dropped: list[ast.If] = []
 
     # Where.
@@ -246,8 +255,8 @@ class _Rewriter:
             numbers = {flow.position[node.name] for node in nodes}
             spared = numbers - self._inside
             if step in self._steps and spared & needed:
-                kept = flow.nodes[min(spared & needed)].op
-                raise NotPlaced(f"{kept} comes from the same call and is not fused")
+                made = self._sources.described(flow.nodes[min(spared & needed)].name)
+                raise NotPlaced(f"only a part of what {made} computes is fused")
             if step not in self._steps and not numbers & needed:
                 idle.add(step)
         return idle
@@ -294,13 +303,15 @@ class _Rewriter:
     # What.
 
     def edit(self) -> tuple[SourcePlace, Edit]:
+        self._body += self._as_it_ran(self._block)
         self._require_own_writes()
         tops = [top for statement in self._statements() for top in self._tops(statement)]
         results = [top for top in tops if top.value in self._call.outputs]
         missing = set(self._call.outputs) - {top.value for top in results}
         if missing:
             where = f"{self._function.name}()"
-            raise NotPlaced(f"{_names(missing)}: no expression in {where} has that value")
+            made = ", ".join(sorted(self._sources.described(ref.node) for ref in missing))
+            raise NotPlaced(f"no expression in {where} has the value of {made}")
         first = results[0]
         replaced: dict[Span, str] = {}
         rebound: list[tuple[str, ast.stmt]] = []
@@ -619,10 +630,7 @@ class _Rewriter:
                 made[ref] = name
                 replaced[span_of(top.statement)] = ""
                 continue
-            place = next(n for n, node in enumerate(ast.walk(self._function)) if node is top.node)
-            made[ref] = next(
-                n for n in (f"fused_{place}{'_' * more}" for more in count()) if n not in taken
-            )
+            made[ref] = _result_name(top.node, self._function, taken)
             replaced[span_of(top.node)] = self._assigned(top, made[ref])
         line = f"{', '.join(made[ref] for ref in self._call.outputs)} = {text}"
         if replaced.get(span_of(first.statement)) == "":
@@ -681,8 +689,9 @@ class _Rewriter:
         for ref in self._call.inputs:
             text = leaves.get(ref) or known.get(ref) or self._path(ref, names)
             if text is None:
+                made = self._sources.described(ref.node)
                 raise NotPlaced(
-                    f"line {first.statement.lineno}: its operand {ref.node} has no name there"
+                    f"line {first.statement.lineno}: its operand {made} has no name there"
                 )
             texts.append(text)
         return texts
@@ -950,6 +959,35 @@ def _stored(top: _Top) -> str | None:
     return targets[0] if targets and len(targets) == 1 and top.whole else None
 
 
+_OPERATION: dict[type[ast.operator], str] = {
+    ast.Add: "total",
+    ast.Sub: "difference",
+    ast.Mult: "product",
+    ast.Div: "quotient",
+}
+
+
+def _result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> str:
+    """Name for what an expression gives, by what it calls, with its number among those of that word
+    in its function: no other expression has it."""
+
+    def word(of: ast.AST) -> str:
+        match of:
+            case ast.Call(ast.Name(called) | ast.Attribute(attr=called)):
+                return f"{called.strip('_')}_out"
+            case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _OPERATION:
+                return _OPERATION[type(op)]
+            case ast.Name() | ast.Constant() | ast.Attribute():
+                return ""
+            case _:
+                return "result" if isinstance(of, ast.expr | ast.AugAssign) else ""
+
+    own = word(node)
+    number = [each for each in ast.walk(function) if word(each) == own].index(node) + 1
+    name = own if number == 1 else f"{own}_{number}"
+    return next(n for n in (f"{name}{'_' * more}" for more in count()) if n not in taken)
+
+
 def _picked(node: ast.expr) -> ast.expr | None:
     """The call in `call(...)[0]`."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
@@ -1015,7 +1053,3 @@ def spelled(trail: Trail, path: str, names: Mapping[str, str]) -> str | None:
         for other in others if within and text is None else ():
             text = attribute(other + path[len(first) :], names)
     return text
-
-
-def _names(refs: set[Ref]) -> str:
-    return ", ".join(sorted(ref.node for ref in refs))

@@ -361,6 +361,7 @@ class Sources:
         self._begun: dict[int, Block] = {}
         self._turns: dict[tuple[int, Span], int] = {}
         self._known: dict[tuple[SourcePlace, Span, bool], frozenset[int]] = {}
+        self._described: dict[str, str] = {}
         self._walk()
 
     def file(self, path: str) -> SourceFile:
@@ -431,6 +432,24 @@ class Sources:
             if op is not None and op.pattern in _KEEPING and size != 1:
                 shapes = {each: self.shape(each) for each in node.refs()}
                 todo += (each for each, s in shapes.items() if len(s) >= -dim and s[dim] == size)
+
+    def described(self, name: str) -> str:
+        """A node as the user's own source has it: the expression that made it, with file and line;
+        without one by its name."""
+        if name not in self._described:
+            self._described[name] = self._as_it_is_written(name)
+        return self._described[name]
+
+    def _as_it_is_written(self, name: str) -> str:
+        step = self._nodes[name].step
+        made = None if step is None else self.trail.steps[step]
+        around = self.chain(made.activation, made.place) if isinstance(made, Evaluation) else ()
+        for activation, span in around:
+            file = self.trail.activations[activation].file
+            node = None if "site-packages" in file else self.file(file).expressions.get(span)
+            if node is not None:
+                return f"`{ast.unparse(node)}` ({file}:{span.line})"
+        return name
 
     def code(self, activation: int) -> Function | None:
         """The function that a call runs; None for a lambda or a comprehension."""

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from itertools import groupby
 
 import libcst as cst
+import libcst.matchers as matchers
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
+from fusion_advisor.fusion.findings import claimed
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, span_of
 
+WIDTH = 100
+"""Columns beyond which a call is written over several lines."""
 
-def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str]) -> str:
+
+def splice(
+    text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str], package: str = ""
+) -> str:
     """The text after the edits, each with the comment that stands above its call, and with the
-    statements that import what they name."""
+    statements that import what they name; `package` is that of the kernels."""
     wrapper = MetadataWrapper(cst.parse_module(text))
     positions = wrapper.resolve(PositionProvider)
     spans = _Spans(text)
     replaced: dict[Span, str] = {}
     inserted: dict[Span, str] = {}
-    comments: dict[Span, list[str]] = {}
+    comments: dict[Span, list[tuple[str, str]]] = {}
     edits = [*edits]
+    calls = KernelCalls(package, {*re.findall(r"\w+", text)})
     guards = [*_guards(edits)]
     for edit, comment in edits:
         replaced |= dict(edit.replaced)
         inserted |= dict(edit.inserted)
-        comments.setdefault(edit.called, []).append(comment)
+        name = calls.name_in(each for _, each in (*edit.replaced, *edit.inserted))
+        comments.setdefault(edit.called, []).append((name, comment))
     branches = {
         (each.lineno, each.col_offset): span_of(each)
         for each in ast.walk(ast.parse(text))
@@ -40,10 +50,17 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str])
     for node, place in places.items():
         if isinstance(node, cst.If):  # libcst ends it elsewhere
             places[node] = branches[place.line, place.column]
-    edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, guards))
+    edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, guards, calls))
     for statement in imports:
         edited = _importing(edited, statement)
     return edited.code
+
+
+def narrowed(text: str, before: str, package: str) -> str:
+    """The text with calls of a package over several lines where one is too wide, but for lines that
+    were there `before`."""
+    module = cst.parse_module(text)
+    return module.visit(_Narrowing(package, before, module.default_indent)).code
 
 
 @dataclass(frozen=True)
@@ -124,10 +141,12 @@ class _Editor(cst.CSTTransformer):
         places: dict[cst.CSTNode, Span],
         replaced: dict[Span, str],
         inserted: dict[Span, str],
-        comments: dict[Span, list[str]],
+        comments: dict[Span, list[tuple[str, str]]],
         guards: Sequence[_Guard],
+        calls: KernelCalls,
     ) -> None:
         super().__init__()
+        self._calls = calls
         self._guards = guards
         self._places = places
         self._replaced = replaced
@@ -201,15 +220,204 @@ class _Editor(cst.CSTTransformer):
         if span in self._inserted:
             call = cst.parse_statement(self._inserted[span])
             made = [_with_lines(call, _leading(after)), _with_lines(made[0], [])]
-        called = [s for s in self._comments if span.holds(s)]
+        called = sorted(s for s in self._comments if span.holds(s))
         if called and isinstance(made[0], cst.SimpleStatementLine):
-            notes = [
-                cst.EmptyLine(comment=cst.Comment(f"# {line}"))
-                for s in sorted(called)
-                for line in self._comments[s]
-            ]
-            made[0] = _with_lines(made[0], [*_leading(made[0]), *notes])
+            notes = [note for s in called for note in self._comments[s]]
+            made = [*self._written(made[0], notes), *made[1:]]
         return made
+
+    def _written(
+        self, statement: cst.SimpleStatementLine, notes: Iterable[tuple[str, str]]
+    ) -> list[cst.BaseStatement]:
+        """A statement with kernels' calls: those that others take in lines of their own, and each
+        comment, by the name that is called, above its call."""
+        lines = self._calls.apart(statement)
+        above = [[*_leading(statement)], *([] for _ in lines[1:])]
+        for name, note in dict.fromkeys(notes):
+            holding = (n for n, each in enumerate(lines) if self._calls.calls(each, name))
+            above[next(holding, -1)].append(cst.EmptyLine(comment=cst.Comment(f"# {note}")))
+        return [_with_lines(*pair) for pair in zip(lines, above, strict=True)]
+
+
+_PLAIN = (
+    ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Slice, ast.Tuple, ast.keyword,
+    ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.expr_context,
+)  # fmt: skip
+"""Nodes of expressions that may as well be evaluated behind a call."""
+_ITS_OWN = (
+    ast.IfExp, ast.BoolOp, ast.Compare, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
+    ast.GeneratorExp, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Dict, ast.JoinedStr,
+)  # fmt: skip
+"""Expressions whose parts may not be evaluated, or in another order."""
+
+
+@dataclass
+class KernelCalls:
+    """Calls of kernels of a package in statements; `taken` are the names of their file."""
+
+    package: str
+    taken: set[str] = field(default_factory=set[str])
+
+    def name_in(self, texts: Iterable[str]) -> str:
+        """The first name of the package that one of some texts calls; empty without one."""
+        called = rf"\b{self.package}\.(\w+)\("
+        found = (re.search(called, text) for text in texts if self.package)
+        return next((each[1] for each in found if each), "")
+
+    def calls(self, statement: cst.SimpleStatementLine, name: str) -> bool:
+        """Whether a statement calls a name of the package."""
+        return bool(name) and f"{self.package}.{name}(" in _code(statement)
+
+    def apart(self, statement: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
+        """A statement as several: a call that another one takes is given a name before, where that
+        keeps the order of what else is evaluated."""
+        lines, code = list[str](), _code(statement)
+        while self.package and (inner := self._inner(code)):
+            text = ast.get_source_segment(code, inner) or ""
+            own = re.sub(r"(_by_size)?(_or_eager)?(_\d+)?$", "", self.name_in([text]))
+            name = claimed(own, self.taken)
+            lines.append(f"{name} = {text}")
+            first = _offset(code, inner.lineno, inner.col_offset)
+            code = f"{code[:first]}{name}{code[first + len(text) :]}"
+        if not lines:
+            return [statement]
+        made = [cst.parse_statement(text) for text in (*lines, code)]
+        return [each for each in made if isinstance(each, cst.SimpleStatementLine)]
+
+    def _inner(self, code: str) -> ast.Call | None:
+        """The first call in a statement that another one takes, and that may be made before all
+        else."""
+        (statement,) = ast.parse(code).body
+        value = getattr(statement, "value", None)
+        if not isinstance(statement, (ast.Assign, ast.Return, ast.Expr)) or value is None:
+            return None
+        order = [*_in_order(value)]
+        ours = [n for n in order if isinstance(n, ast.Call) and self._is_ours(n)]
+        taken = (n for n in ours if any(n in ast.walk(other) for other in ours if other is not n))
+        for each in taken:
+            own = {*ast.walk(each)}
+            before = (node for node in order[: order.index(each)] if node not in own)
+            if all(isinstance(node, _PLAIN) for node in before):
+                return each
+        return None
+
+    def _is_ours(self, call: ast.Call) -> bool:
+        match call.func:
+            case ast.Attribute(ast.Name(name)):
+                return name == self.package
+            case _:
+                return False
+
+
+class _Narrowing(cst.CSTTransformer):
+    """Writes the first call of a package in a statement over several lines where it is too wide
+    for one: its operands in a line of their own, or each. Lines that were there `before` stay."""
+
+    def __init__(self, package: str, before: str, indent: str) -> None:
+        super().__init__()
+        self._package, self._before, self._indent = package, {*before.splitlines()}, indent
+        self._column = 0
+
+    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> None:
+        self._column += len(self._indent if node.indent is None else node.indent)
+
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
+        own = original_node.indent
+        self._column -= len(self._indent if own is None else own)
+        return updated_node
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine:
+        code = _code(original_node)
+        first = " " * self._column + code.partition("\n")[0]
+        if f"{self._package}." not in code or first in self._before or self._fits(original_node):
+            return updated_node
+        for changed in self._over_lines(original_node):
+            updated_node = changed
+            if self._fits(changed):
+                break
+        return updated_node
+
+    def _over_lines(self, statement: cst.SimpleStatementLine) -> Iterator[cst.SimpleStatementLine]:
+        """Yield ways to write a statement, the widest first."""
+        calls = [*filter(self._is_ours, matchers.findall(statement, matchers.Call()))]
+        bare = [
+            each
+            for each in matchers.findall(statement, matchers.Tuple(lpar=[]))
+            if len([of for of in cst.ensure_type(each, cst.Tuple).elements if of.value in calls])
+            > 1
+        ]
+        ways = [(each, _in_parentheses) for each in bare]
+        ways += [(each, way) for each in calls[:1] for way in (_together, _each)]
+        for node, way in ways:
+            made = statement.deep_replace(node, way(node))
+            assert isinstance(made, cst.SimpleStatementLine)
+            yield made
+
+    def _fits(self, statement: cst.SimpleStatementLine) -> bool:
+        return max(map(len, _code(statement).splitlines())) + self._column <= WIDTH
+
+    def _is_ours(self, call: cst.CSTNode) -> bool:
+        match call:
+            case cst.Call(func=cst.Attribute(value=cst.Name(value=name)), args=[_, *_]):
+                return name == self._package
+            case _:
+                return False
+
+
+def _in_parentheses(node: cst.CSTNode) -> cst.CSTNode:
+    """A tuple with each of its parts in a line of its own."""
+    inside, behind = _new_line("    "), _new_line("")
+    *others, last = cst.ensure_type(node, cst.Tuple).elements
+    others = [part.with_changes(comma=cst.Comma(whitespace_after=inside)) for part in others]
+    last = last.with_changes(comma=cst.Comma(whitespace_after=behind))
+    return node.with_changes(
+        elements=[*others, last],
+        lpar=[cst.LeftParen(whitespace_after=inside)],
+        rpar=[cst.RightParen()],
+    )
+
+
+def _together(node: cst.CSTNode) -> cst.CSTNode:
+    """A call with its operands in a line of their own."""
+    call = cst.ensure_type(node, cst.Call)
+    *others, last = call.args
+    last = last.with_changes(whitespace_after_arg=_new_line(""))
+    return call.with_changes(args=[*others, last], whitespace_before_args=_new_line("    "))
+
+
+def _each(node: cst.CSTNode) -> cst.CSTNode:
+    """A call with each of its operands in a line of its own."""
+    call = cst.ensure_type(node, cst.Call)
+    *others, last = call.args
+    others = [a.with_changes(comma=cst.Comma(whitespace_after=_new_line("    "))) for a in others]
+    last = last.with_changes(comma=cst.Comma(whitespace_after=_new_line("")))
+    return call.with_changes(args=[*others, last], whitespace_before_args=_new_line("    "))
+
+
+def _new_line(indented: str) -> cst.ParenthesizedWhitespace:
+    return cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace(indented))
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of an expression as they are evaluated."""
+    for child in () if isinstance(node, _ITS_OWN) else ast.iter_child_nodes(node):
+        yield from _in_order(child)
+    yield node
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    """Place in a text of a line and a column in bytes."""
+    lines = text.splitlines(keepends=True)
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def _code(statement: cst.SimpleStatementLine) -> str:
+    """Text of a statement without what stands above it."""
+    return cst.Module([statement.with_changes(leading_lines=[])]).code
 
 
 def _leading(statement: cst.BaseStatement) -> Sequence[cst.EmptyLine]:
