@@ -232,10 +232,12 @@ class _Rewriter:
     # Where.
 
     def _idle(self) -> set[int]:
-        """Evaluations whose results nobody needs once the group is a kernel."""
+        """Evaluations whose results only the kernel needs; what nobody needed before stays, a view
+        of what the group makes aside."""
         flow, needed = self._flow, set[int]()
         todo = [flow.position[ref.node] for ref in (*flow.returned, *self._call.inputs)]
-        todo += [i for i, node in enumerate(flow.nodes) if node.mutates and i not in self._inside]
+        todo += [i for i, node in enumerate(flow.nodes) if node.mutates]
+        todo += [i for i, made in flow.ends if made not in self._inside]
         while todo:
             number = todo.pop()
             if number not in needed and number not in self._inside:
