@@ -364,7 +364,12 @@ class _Function(ast.NodeTransformer):
         modules are read in the function, for what it is given is evaluated whether it is read or
         not."""
         leaves = {span: text for part in self._parts for span, text in part.leaves}
-        self._leaves = {s: t for s, t in leaves.items() if not self._is_left_out(s)}
+        texts = dict(edit.replaced)
+        lines = (texts.get(span_of(each)) for each in self._whole.values())
+        self._spared = set[str]().union(*(stored_in(ast.parse(line)) for line in lines if line))
+        """Names that hold what a branch computed, or None, where that is no part of the kernel."""
+        kept = self._spared.intersection(leaves.values())
+        self._leaves = {s: t for s, t in leaves.items() if t in kept or not self._is_left_out(s)}
         self._at: int | None = None
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
@@ -460,7 +465,8 @@ class _Function(ast.NodeTransformer):
         """An `if` with all of its branches. NotPlaced where they do what a function cannot do for
         its caller, or where a part of one stays in the source."""
         made = any(part.result is not None for part in self._inner(statement))
-        if dict(self._edit.replaced).get(span_of(statement)) != "" and not made:
+        stays = ast.parse(dict(self._edit.replaced).get(span_of(statement), ast.unparse(statement)))
+        if not (made or stored_in(stays) <= {*self._leaves.values()}):
             raise NotPlaced("a part of a branch stays")
         allowed = (*_BRANCHING, ast.Return) if self._returned() else _BRANCHING
         for node in ast.walk(statement):

@@ -324,7 +324,7 @@ class _Rewriter:
             self._several(results, text, replaced, inserted)
         self._idle_names(replaced)
         self._idle_casts(replaced)
-        self._hoist(replaced, inserted)
+        self._hoist(tops, replaced, inserted)
         self._unread(rebound, replaced)
         body = [*map(span_of, self._block)]
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
@@ -409,13 +409,21 @@ class _Rewriter:
                 return branch
         return []
 
-    def _hoist(self, replaced: dict[Span, str], inserted: Mapping[Span, str]) -> None:
-        """Put what is left of each branch in place of its `if`."""
+    def _hoist(
+        self, tops: Sequence[_Top], replaced: dict[Span, str], inserted: Mapping[Span, str]
+    ) -> None:
+        """Put what is left of each branch in place of its `if`: the call, which the function beside
+        the kernels makes where it would run, or an operand, which is computed there alone."""
+        spared = set[str]()
         for statement in self._branches[::-1]:
             branch = self._branch(statement)
             left = [*filter(None, (_left(each, replaced) for each in branch))]
             if len(left) > 1 or any(span_of(each) in inserted for each in branch):
                 raise NotPlaced(f"line {statement.lineno}: a part of it is in a block of its own")
+            own = any(top.kept and top.statement in branch for top in tops)
+            if left and (own or left[0] in spared):
+                left[0] = _only_if(statement.test, left[0], held=branch is statement.body)
+                spared.add(left[0])
             replaced[span_of(statement)] = left[0] if left else ""
 
     def _steering(self, start: int) -> Iterator[str]:
@@ -551,15 +559,18 @@ class _Rewriter:
             )
         rebound += ((target, statement) for target in targets)
         replaced[span_of(statement)] = ""
+        kept = {name for each in tops for name in each.kept}
         for leaf in computed:
             before = {self._sources.value(self._names(statement).get(each)) for each in targets}
-            needed = before & {*self._call.inputs} - {self._value(leaf)}
-            top.kept = (self._fresh(leaf),) if needed else tuple(targets)
+            needed = before & {*self._call.inputs} - {self._value(leaf)} or kept & {*targets}
+            apart = needed or statement not in self._block
+            top.kept = (self._fresh(leaf, kept),) if apart else tuple(targets)
             replaced[span_of(statement)] = f"{' = '.join(top.kept)} = {self._text(leaf)}"
 
-    def _fresh(self, node: ast.expr) -> str:
-        """A name that the function does not have, after the last one of an expression."""
-        names = names_in(self._function) | {
+    def _fresh(self, node: ast.expr, kept: Collection[str]) -> str:
+        """A name that the function does not have, after the last one of an expression; none of
+        those that are `kept`."""
+        names = names_in(self._function).union(kept) | {
             a.arg for a in ast.walk(self._function.args) if isinstance(a, ast.arg)
         }
         words = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)]
@@ -865,6 +876,15 @@ def _left(statement: ast.stmt, replaced: Mapping[Span, str]) -> str:
         raise NotPlaced(f"line {statement.lineno}: it stays in a branch beside parts of it")
     targets = [ast.unparse(each) for each in getattr(statement, "targets", ())]
     return " = ".join([*targets, given]) if targets else f"return {given}"
+
+
+def _only_if(test: ast.expr, text: str, *, held: bool) -> str:
+    """An assignment whose value is computed only where a test turns out as it did; else None."""
+    (made,) = ast.parse(text).body
+    assert isinstance(made, ast.Assign)  # of an operand to a name
+    nothing = ast.Constant(None)
+    made.value = ast.IfExp(test, *((made.value, nothing) if held else (nothing, made.value)))
+    return ast.unparse(made)
 
 
 _OTHERWISE: dict[type[ast.cmpop], type[ast.cmpop]] = {
