@@ -24,6 +24,7 @@ from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
     SourceFile,
+    displayed,
     names_in,
     span_of,
     stored_in,
@@ -412,21 +413,37 @@ class _Function(ast.NodeTransformer):
             statement, stored = self._body[number], sorted(self._inside(number))
             if {self._renamed(name) for name in stored} & {*results.values()}:
                 raise NotPlaced(f"`{stored[0]}` is bound again")
+            elements = self._elements(statement)
+            if part.node in elements:
+                if part.node == next(iter(elements)):
+                    yield self._written(_storing(statement, elements))
+                continue
             branched = self._whole.get(number)
             named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
+            named = named and not displayed(statement)
             if part.result is None or named or branched:
                 yield self._branches(branched) if branched else self._written(statement)
                 if part.result is not None:
                     name = self._result(branched) if branched else stored[0]
                     results[part.result] = self._renamed(name)
                 continue
-            value = self._written(self._file.expressions[part.node])
+            node = self._file.expressions[part.node]
+            if names_in(node).intersection(stored if elements else ()):
+                raise NotPlaced(f"`{stored[0]}` is bound beside what reads it")
+            value = self._written(node)
             if several:
                 results[part.result] = self._free("result")
                 value = f"{results[part.result]} = {value}"
             yield value if several else f"return {value}"
         if results:
             yield f"return {', '.join(results[number] for number in sorted(results))}"
+
+    def _elements(self, statement: ast.stmt) -> dict[Span, tuple[ast.Name, ast.expr]]:
+        """The parts that are elements of `a, b = c, d` and no results, each with the name that it
+        is stored under."""
+        names, expressions = displayed(statement), self._file.expressions
+        own = [part.node for part in self._inner(statement) if part.result is None]
+        return {node: (names[node], expressions[node]) for node in own if node in names}
 
     def _distinct(self) -> Iterator[Part]:
         """The parts; those of a statement that goes whole, `a, b = ...` or an `if`, as one."""
@@ -678,6 +695,8 @@ class _Function(ast.NodeTransformer):
         statement = self._body[number]
         if number in self._whole:
             return stored_in(statement)
+        if elements := self._elements(statement):
+            return {name.id for name, _ in elements.values()}
         value = getattr(statement, "value", None) or statement
         each = value.elts if isinstance(value, ast.Tuple) else ()
         nodes = {span_of(node) for node in (statement, value, *each)}
@@ -699,9 +718,21 @@ class _Function(ast.NodeTransformer):
         texts = dict(self._edit.replaced)
         for statement in self._body[start:end]:
             text = texts.get(span_of(statement))
-            stays = statement if text is None else ast.parse(text)
-            if name in stored_in(stays):
+            stays = stored_in(statement if text is None else ast.parse(text))
+            same = (
+                each.id for at, each in displayed(statement).items() if texts.get(at) == each.id
+            )
+            if name in stays.difference(same):
                 raise NotPlaced(f"`{name}` is bound between them")
+
+
+def _storing(statement: ast.stmt, elements: Mapping[Span, tuple[ast.Name, ast.expr]]) -> ast.Assign:
+    """`a, b = c, d`, which evaluates c and d before it binds a, of some elements of a statement."""
+    names, values = ([*each] for each in zip(*elements.values(), strict=True))
+    if len(names) == 1:
+        return ast.Assign(names, values[0])
+    target, value = ast.Tuple(names, ast.Store()), ast.Tuple(values, ast.Load())
+    return ast.Assign([ast.copy_location(target, statement)], ast.copy_location(value, statement))
 
 
 def _surely_stored(statements: Sequence[ast.stmt]) -> set[str] | None:

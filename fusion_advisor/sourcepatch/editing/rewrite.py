@@ -25,6 +25,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     SourceFile,
     SourcePlace,
     Sources,
+    displayed,
     names_in,
     span_of,
     stored_in,
@@ -547,8 +548,11 @@ class _Rewriter:
             rebound += ((target, statement) for target in _unpacked(statement))
             replaced[span_of(statement)] = ""
             return
-        targets = _targets(statement)
-        if targets is None or not top.whole:
+        targets, place = _targets(statement), span_of(statement)
+        element = displayed(statement).get(span_of(top.node))
+        if element:
+            targets, place = [element.id], span_of(top.node)
+        elif targets is None or not top.whole:
             raise NotPlaced(
                 f"line {statement.lineno}: `{self._text(top.node)}` is used there and not stored"
             )
@@ -558,14 +562,20 @@ class _Rewriter:
                 f"line {statement.lineno}: more than one of its operands is computed there"
             )
         rebound += ((target, statement) for target in targets)
-        replaced[span_of(statement)] = ""
+        names = self._names(statement)
+        replaced[place] = "" if not element else element.id if element.id in names else "None"
         kept = {name for each in tops for name in each.kept}
         for leaf in computed:
-            before = {self._sources.value(self._names(statement).get(each)) for each in targets}
+            before = {self._sources.value(names.get(each)) for each in targets}
             needed = before & {*self._call.inputs} - {self._value(leaf)} or kept & {*targets}
+            if element:
+                if needed:
+                    raise NotPlaced(f"line {statement.lineno}: `{targets[0]}` holds an operand")
+                top.kept, replaced[place] = (element.id,), self._text(leaf)
+                continue
             apart = needed or statement not in self._block
             top.kept = (self._fresh(leaf, kept),) if apart else tuple(targets)
-            replaced[span_of(statement)] = f"{' = '.join(top.kept)} = {self._text(leaf)}"
+            replaced[place] = f"{' = '.join(top.kept)} = {self._text(leaf)}"
 
     def _fresh(self, node: ast.expr, kept: Collection[str]) -> str:
         """A name that the function does not have, after the last one of an expression; none of
@@ -739,7 +749,8 @@ class _Rewriter:
     def _bindings(self, until: ast.stmt, replaced: dict[Span, str]) -> dict[str, str]:
         """The same once the source is edited."""
         body = self._body
-        start = next(i for i, s in enumerate(body) if s is until or span_of(s) in replaced)
+        edited = (s is until or any(span_of(s).holds(span) for span in replaced) for s in body)
+        start = next(i for i, is_edited in enumerate(edited) if is_edited)
         names = dict(self._names(body[start]))
         for statement, following in zip(body[start:], body[start + 1 :], strict=False):
             if statement is until:
@@ -749,6 +760,13 @@ class _Rewriter:
             if text == "":
                 continue
             changed = {n: w for n, w in after.items() if before.get(n) != w}
+            for top in self._tops(statement) if displayed(statement) and text is None else ():
+                name = displayed(statement).get(span_of(top.node))
+                if name and top.value not in self._call.outputs:
+                    leaf = next((leaf for leaf in top.leaves if not self._only_views(leaf)), None)
+                    value = self._value(leaf) if leaf else None
+                    word = names.get(name.id, "") if value is None else self._sources.word(value)
+                    changed[name.id] = word
             if text is not None:
                 top = next(t for t in self._tops(statement))
                 leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
