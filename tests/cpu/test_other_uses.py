@@ -808,3 +808,27 @@ def test_hooks_of_a_module_whose_call_goes_run(tmp_path: Path) -> None:
         use,
     )
     assert "or norm._forward_hooks\n        or norm._forward_pre_hooks" in text
+
+
+@pytest.mark.parametrize("view", ["flatten(0, 1)", "unflatten(-1, (8, 128))"])
+def test_what_is_seen_of_a_result_is_seen_of_it_still(view: str, tmp_path: Path) -> None:
+    """The statements of the function beside the kernels see it, too."""
+
+    def use(file: Any) -> list[object]:
+        return [
+            each for shape in ((2, 3, 1024), (1, 7, 1024)) for each in file.Model()(drawn(*shape))
+        ]
+
+    text = uses(
+        tmp_path,
+        f"""
+        class Model(nn.Module):
+            def forward(self, x):
+                x = torch.tanh(x[:, 1:]).mul(2.0).{view}
+                lse = torch.logsumexp(x, -1)
+                return x.sort(-1).values, lse
+        """,
+        use,
+    )
+    assert f".{view}" in text
+    assert "_or_eager(x[:, 1:])" in text, text

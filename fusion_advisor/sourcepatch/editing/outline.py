@@ -420,7 +420,7 @@ class _Function(ast.NodeTransformer):
                 continue
             branched = self._whole.get(number)
             named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
-            named = named and not displayed(statement)
+            named = named and not (part.viewed or displayed(statement))
             if part.result is None or named or branched:
                 yield self._branches(branched) if branched else self._written(statement)
                 if part.result is not None:
@@ -431,10 +431,13 @@ class _Function(ast.NodeTransformer):
             if names_in(node).intersection(stored if elements else ()):
                 raise NotPlaced(f"`{stored[0]}` is bound beside what reads it")
             value = self._written(node)
-            if several:
-                results[part.result] = self._free("result")
-                value = f"{results[part.result]} = {value}"
-            yield value if several else f"return {value}"
+            if not several:
+                yield f"return {value}"
+                continue
+            name = results[part.result] = self._free("result")
+            yield f"{name} = {value}"
+            if part.viewed:
+                yield self._written(statement).replace(value, name, 1)
         if results:
             yield f"return {', '.join(results[number] for number in sorted(results))}"
 
@@ -700,7 +703,8 @@ class _Function(ast.NodeTransformer):
         value = getattr(statement, "value", None) or statement
         each = value.elts if isinstance(value, ast.Tuple) else ()
         nodes = {span_of(node) for node in (statement, value, *each)}
-        own = [p for p in self._parts if p.statement == span_of(statement) and p.node in nodes]
+        parts = [p for p in self._parts if p.statement == span_of(statement)]
+        own = [p for p in parts if p.node in nodes or p.viewed]
         names = stored_in(statement) if own else set[str]()
         return names if len(names) == 1 or all(part.result is None for part in own) else set()
 

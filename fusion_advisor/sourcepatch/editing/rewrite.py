@@ -100,6 +100,8 @@ class Part:
     node: Span
     leaves: tuple[tuple[Span, str], ...] = ()
     result: int | None = None
+    viewed: bool = False
+    """Whether it is a result of which its statement stores a view."""
 
 
 @dataclass(frozen=True)
@@ -380,7 +382,10 @@ class _Rewriter:
                 text = kept[0] if kept and stays else self._text(leaf)
                 if stays or text in texts:
                     leaves.append((span_of(leaf), text))
-            yield Part(span_of(top.statement), span_of(top.node), tuple(leaves), number)
+            value = getattr(top.statement, "value", None)
+            viewed = number is not None and bool(value) and self._is_view_of(value, top.value)
+            at = span_of(top.statement), span_of(top.node)
+            yield Part(*at, tuple(leaves), number, viewed and bool(_targets(top.statement)))
         known = {span_of(top.statement) for top in tops}
         yield from (Part(s, s) for s, text in replaced.items() if not text and s not in known)
 
@@ -466,7 +471,7 @@ class _Rewriter:
         inside = self._evaluated(node)
         if not inside & self._gone:
             return
-        if self._belongs(node):
+        if self._belongs(node) and not self._looks_at_result(node):
             top = _Top(statement, node, self._value(node))
             for child in _parts(node):
                 top.leaves += self._leaves(child)
@@ -474,6 +479,18 @@ class _Rewriter:
             return
         for child in _parts(node):
             yield from self._search(statement, child)
+
+    def _looks_at_result(self, node: ast.expr) -> bool:
+        """Whether an expression is a view of a result that a part of it makes: what is seen of it
+        stays in the source."""
+        inner = (each for child in _parts(node) for each in ast.walk(child))
+        made = (self._value(each) for each in inner if isinstance(each, ast.expr))
+        return any(ref in self._call.outputs and self._is_view_of(node, ref) for ref in made if ref)
+
+    def _is_view_of(self, node: ast.expr, ref: Ref | None) -> bool:
+        """Whether the value of an expression is a view of a tensor."""
+        value = self._value(node)
+        return value is not None and value != ref and self._flow.base(value) == ref
 
     def _leaves(self, node: ast.expr) -> list[ast.expr]:
         """The outermost expressions that something beside the group computes."""
@@ -691,7 +708,8 @@ class _Rewriter:
                     continue
                 if _same(leaf, names, unchanged):
                     leaves.setdefault(value, self._text(leaf))
-        if not single and leaves and getattr(first.statement, "value", None) is not first.node:
+        beside = getattr(first.statement, "value", None) is not first.node
+        if not (single or all(map(self._only_views, first.leaves))) and beside:
             raise NotPlaced(
                 f"line {first.statement.lineno}: an operand is computed beside the first result"
             )
