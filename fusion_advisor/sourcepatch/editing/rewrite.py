@@ -229,6 +229,9 @@ class _Rewriter:
         self._at = sources.held[self._place]
         self._block = self._file.body(self._place.block)
         self._branches: list[ast.If] = []
+        self._left: dict[Span, dict[str, str | None]] = {}
+        """The words of the names that statements bind, by what is left of them; None for a name
+        that keeps what it held."""
         self._body = [*self._as_it_ran(self._block)]
         self._dropped: list[ast.If] = []
 
@@ -579,20 +582,21 @@ class _Rewriter:
                 f"line {statement.lineno}: more than one of its operands is computed there"
             )
         rebound += ((target, statement) for target in targets)
-        names = self._names(statement)
-        replaced[place] = "" if not element else element.id if element.id in names else "None"
+        names, left = self._names(statement), self._left.setdefault(span_of(statement), {})
+        stays = element and element.id in names
+        replaced[place] = "" if not element else element.id if stays else "None"
+        left |= dict.fromkeys(targets, "" if replaced[place] == "None" else None)
         kept = {name for each in tops for name in each.kept}
         for leaf in computed:
-            before = {self._sources.value(names.get(each)) for each in targets}
-            needed = before & {*self._call.inputs} - {self._value(leaf)} or kept & {*targets}
-            if element:
-                if needed:
-                    raise NotPlaced(f"line {statement.lineno}: `{targets[0]}` holds an operand")
-                top.kept, replaced[place] = (element.id,), self._text(leaf)
-                continue
-            apart = needed or statement not in self._block
+            value, before = self._value(leaf), {self._sources.value(names.get(t)) for t in targets}
+            needed = before & {*self._call.inputs} - {value} or kept & {*targets}
+            if element and needed:
+                raise NotPlaced(f"line {statement.lineno}: `{targets[0]}` holds an operand")
+            apart = needed or not (element or statement in self._block)
             top.kept = (self._fresh(leaf, kept),) if apart else tuple(targets)
-            replaced[place] = f"{' = '.join(top.kept)} = {self._text(leaf)}"
+            text = self._text(leaf)
+            replaced[place] = text if element else f"{' = '.join(top.kept)} = {text}"
+            left |= dict.fromkeys(top.kept, "" if value is None else self._sources.word(value))
 
     def _fresh(self, node: ast.expr, kept: Collection[str]) -> str:
         """A name that the function does not have, after the last one of an expression; none of
@@ -774,26 +778,11 @@ class _Rewriter:
             if statement is until:
                 break
             before, after = self._names(statement), self._names(following)
-            text = replaced.get(span_of(statement))
-            if text == "":
+            if replaced.get(span_of(statement)) == "":
                 continue
             changed = {n: w for n, w in after.items() if before.get(n) != w}
-            for top in self._tops(statement) if displayed(statement) and text is None else ():
-                name = displayed(statement).get(span_of(top.node))
-                if name and top.value not in self._call.outputs:
-                    leaf = next((leaf for leaf in top.leaves if not self._only_views(leaf)), None)
-                    value = self._value(leaf) if leaf else None
-                    word = names.get(name.id, "") if value is None else self._sources.word(value)
-                    changed[name.id] = word
-            if text is not None:
-                top = next(t for t in self._tops(statement))
-                leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
-                value = self._value(leaf)
-                word = self._sources.word(value) if value is not None else ""
-                bound = _targets(statement) or ()  # of others a view that hands on made the word
-                assigned = _targets(ast.parse(text).body[0]) or ()
-                changed = {n: w for n, w in changed.items() if n not in bound}
-                changed |= dict.fromkeys(assigned, word)
+            for name, word in self._left.get(span_of(statement), {}).items():
+                changed[name] = names.get(name, "") if word is None else word
             names |= changed
         return names
 
