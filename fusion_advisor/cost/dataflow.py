@@ -94,8 +94,8 @@ class Dataflow:
         return [(i, self.position[self.base(Ref(name)).node]) for i, name in names]
 
     def unread(self) -> set[Ref]:
-        """What launches give that nothing reads, and that write into nothing: source that runs is
-        not rid of them, so that they are results of what a patch puts in its place."""
+        """Tensors that nothing reads, of launches that write into nothing: source that runs is not
+        rid of them, so that they are results of what a patch puts in its place."""
         found = set[Ref]()
         for made in {made for _, made in self.ends if self.launches(made)}:
             node = self.nodes[made]
