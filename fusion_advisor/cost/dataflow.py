@@ -86,6 +86,24 @@ class Dataflow:
     def launches(self, number: int) -> bool:
         return self.annotated.costs[self.nodes[number].name].launches > 0
 
+    @cached_property
+    def ends(self) -> list[tuple[int, int]]:
+        """Nodes that no other reads, each with the one that made what it is a view of."""
+        read = set[int]().union(*self.before)
+        names = ((i, node.name) for i, node in enumerate(self.nodes) if i not in read)
+        return [(i, self.position[self.base(Ref(name)).node]) for i, name in names]
+
+    def unread(self) -> set[Ref]:
+        """Tensors that nothing reads, of launches that write into nothing: source that runs is not
+        rid of them, so that they are results of what a patch puts in its place."""
+        found = set[Ref]()
+        for made in {made for _, made in self.ends if self.launches(made)}:
+            node = self.nodes[made]
+            given = [Ref(node.name, n) for n in range(len(node.outputs))]
+            if not node.mutates and not any(True for ref in given for _ in self.uses(ref)):
+                found.update(given)
+        return found
+
     def base(self, ref: Ref) -> Ref:
         """Tensor at the start of a chain of views."""
         while self.is_view(self.position[ref.node]):

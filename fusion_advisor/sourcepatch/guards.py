@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
@@ -157,11 +158,11 @@ class Guards:
         self, edit: Edit, some: Sequence[SourcePlace], others: Sequence[SourcePlace]
     ) -> str:
         """Condition that holds in some runs of a block and in none of the others, by the sizes of
-        what the kernel is given; empty where there is none."""
-        known = [self._sizes_at(place, edit) for place in others]
+        what the kernel is given, or by which of it is one tensor; empty where there is none."""
+        known = [self._facts_at(place, edit) for place in others]
         found = dict[str, None]()
         for place in some:
-            own = self._sizes_at(place, edit)
+            own = self._facts_at(place, edit)
             texts = [text for text in own if all(text not in each for each in known)]
             if not texts:
                 return ""
@@ -169,11 +170,11 @@ class Guards:
                 found[texts[0]] = None
         return " or ".join(found)
 
-    def _sizes_at(self, place: SourcePlace, edit: Edit) -> list[str]:
+    def _facts_at(self, place: SourcePlace, edit: Edit) -> list[str]:
         """The sizes of an edit's operands that have names, or that modules hold, as one run of the
-        block has them: as conditions."""
+        block has them, and which of these are one: as conditions."""
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
-        found = list[str]()
+        found, words = list[str](), dict[str, str]()
         for text in dict.fromkeys(edit.taken.operands):
             node, placeholders = ast.parse(text, mode="eval").body, self.sources.trail.placeholders
             held = held_path(node, names)
@@ -183,7 +184,10 @@ class Guards:
             ref = self.sources.value(word)
             shape = self.sources.shape(ref) if ref else ()
             found += (f"{text}.size({dim}) == {size}" for dim, size in enumerate(shape))
-        return found
+            if ref:
+                words[text] = word
+        pairs = combinations(words, 2)
+        return [*found, *(f"{a} is {b}" for a, b in pairs if words[a] == words[b])]
 
     def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
         """Whether the text that an edit replaces launches other ops in another run of the model."""

@@ -224,7 +224,10 @@ def widened(
     takes each size in which the graphs differ from its inputs; else the set itself."""
     if wider is None or not alike(flow, wider):
         return lambda decision: decision
-    wider = replace(wider, varied=flow.varied, standing=flow.standing, asked=flow.asked)
+    wider = replace(
+        wider,
+        varied=flow.varied, standing=flow.standing, asked=flow.asked, returned=flow.returned,
+    )  # fmt: skip
     decided = deciding(wider, rulebook)
 
     def chosen(decision: Decision) -> Decision:

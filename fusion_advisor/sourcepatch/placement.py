@@ -687,6 +687,7 @@ def _edits(
         add(*placement.edited(finding.decision, border, expressed, name, only_dtype=only_dtype))
     runs = [placement.run_of(finding.name, finding.decision)]
     for block, edits in list(found.items()):
+        edits = found[block] = _asking_alike(edits)
         every = next(iter(edits.values()))
         if any(each != every for each in edits.values()):
             raise NotPlaced(f"{every[0].function}(): its calls would be edited differently")
@@ -725,6 +726,29 @@ def _edits(
         return _Chosen(edits, served, choice(choosing, runs))
     choosing = f"{finding.name}{BY_SIZE}"
     return _edits(placement, finding, package, chosen, others, choosing, only_dtype=only_dtype)
+
+
+def _asking_alike(
+    edits: dict[SourcePlace, tuple[Edit, ...]],
+) -> dict[SourcePlace, tuple[Edit, ...]]:
+    """The edits of a block, each with all that another run of it asks whether an operand is None:
+    so it is in none of these, whether the class of its module says so or not."""
+
+    def asks(edit: Edit) -> set[str]:
+        return {f"{text} is None" for text in edit.taken.operands}.intersection(edit.conditions)
+
+    every = [edit for several in edits.values() for edit in several]
+    asked = dict.fromkeys(text for edit in every for text in edit.conditions if text in asks(edit))
+    launchers = {text for edit in every for text in edit.asked_too}.intersection(asked)
+
+    def asking(edit: Edit) -> Edit:
+        own = [text for text in asked if text.removesuffix(" is None") in edit.taken.operands]
+        return replace(
+            edit.guarded(" or ".join(own)), asked_too=edit.asked_too | launchers.intersection(own)
+        )
+
+    alike = len({edit.conditions for edit in every}) == 1
+    return edits if alike else {place: tuple(map(asking, some)) for place, some in edits.items()}
 
 
 def _guards_over(one: Edit, other: Edit) -> bool:

@@ -225,6 +225,7 @@ def patch_model(
             others = [each.flow for each in seen.resized if alike(seen.flow, each.flow)]
             seen = seen.given(given_numbers(placement.sources, seen.flow, others))
         flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
+        flow = replace(flow, returned=flow.returned | flow.unread())
         if not operators:
             flow = replace(
                 flow,

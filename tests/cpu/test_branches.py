@@ -90,6 +90,21 @@ CASES = {
                     raise ValueError("no h")
                 return torch.softmax(x * 2.0, -1)
     """,
+    "an operand that a branch computes": """
+                y = torch.tanh(x) * 2.0
+                if h is not None:
+                    y = y + h @ self.norm.weight.expand(1024, 1024)
+                return torch.softmax(y, -1)
+    """,
+    "an operand that one of two branches computes": """
+                y = self.norm(x) @ self.norm.weight.expand(1024, 1024) * 0.01
+                if self.use is None:
+                    y = y * 3.0
+                elif h is not None:
+                    if self.use:
+                        y = y + (h @ self.norm.weight.expand(1024, 1024)).relu()
+                return torch.softmax(y, -1)
+    """,
     "a return behind it": """
                 x = torch.tanh(x) + 1.0
                 if self.use is None:

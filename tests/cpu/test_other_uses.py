@@ -808,3 +808,94 @@ def test_hooks_of_a_module_whose_call_goes_run(tmp_path: Path) -> None:
         use,
     )
     assert "or norm._forward_hooks\n        or norm._forward_pre_hooks" in text
+
+
+@pytest.mark.parametrize("view", ["flatten(0, 1)", "unflatten(-1, (8, 128))"])
+def test_what_is_seen_of_a_result_is_seen_of_it_still(view: str, tmp_path: Path) -> None:
+    """The statements of the function beside the kernels see it, too."""
+
+    def use(file: Any) -> list[object]:
+        return [
+            each for shape in ((2, 3, 1024), (1, 7, 1024)) for each in file.Model()(drawn(*shape))
+        ]
+
+    text = uses(
+        tmp_path,
+        f"""
+        class Model(nn.Module):
+            def forward(self, x):
+                x = torch.tanh(x[:, 1:]).mul(2.0).{view}
+                lse = torch.logsumexp(x, -1)
+                return x.sort(-1).values, lse
+        """,
+        use,
+    )
+    assert f".{view}" in text
+    assert "_or_eager(x[:, 1:])" in text, text
+
+
+def test_a_run_in_which_two_operands_are_one_tensor_keeps_its_statements(tmp_path: Path) -> None:
+    """A cross network, whose first layer crosses its input with itself."""
+
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), drawn()
+        return [model(x), model.layers[0](x, x), model.layers[0](x, x + 1.0)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Cross(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x0, x):
+                return x0 * torch.tanh(self.lin(x)) + x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(Cross() for _ in range(3))
+
+            def forward(self, x0):
+                x = x0
+                for layer in self.layers:
+                    x = layer(x0, x)
+                return x
+        """,
+        use,
+    )
+    assert "if x0 is x or (fused :=" in text
+
+
+def test_runs_of_which_some_ask_whether_there_is_a_bias_ask_alike(tmp_path: Path) -> None:
+    """Of one of these norms the class of the model says that it has one."""
+
+    def use(file: Any) -> list[object]:
+        model, other, x = file.Model(), file.Model(), drawn()
+        other.one, other.more[0] = file.Soft(1024, bias=False), file.Soft(1024, 1e-3, False)
+        return [model(x), other(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Soft(nn.LayerNorm):
+            def forward(self, x):
+                return torch.tanh(super().forward(x))
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin, self.one = nn.Linear(1024, 1024), Soft(1024)
+                self.more = nn.ModuleList([Soft(1024) for _ in range(2)])
+
+            def forward(self, x):
+                x = self.one(self.lin(x))
+                for norm in self.more:
+                    x = norm(self.lin(x))
+                return x
+        """,
+        use,
+    )
+    assert "fused_model.layer_norm_tanh_or_eager(x, " in text
+    assert "or bias is None" in text, text

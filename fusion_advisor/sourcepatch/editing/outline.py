@@ -24,6 +24,7 @@ from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
     SourceFile,
+    displayed,
     names_in,
     span_of,
     stored_in,
@@ -364,7 +365,12 @@ class _Function(ast.NodeTransformer):
         modules are read in the function, for what it is given is evaluated whether it is read or
         not."""
         leaves = {span: text for part in self._parts for span, text in part.leaves}
-        self._leaves = {s: t for s, t in leaves.items() if not self._is_left_out(s)}
+        texts = dict(edit.replaced)
+        lines = (texts.get(span_of(each)) for each in self._whole.values())
+        self._spared = set[str]().union(*(stored_in(ast.parse(line)) for line in lines if line))
+        """Names that hold what a branch computed, or None, where that is no part of the kernel."""
+        kept = self._spared.intersection(leaves.values())
+        self._leaves = {s: t for s, t in leaves.items() if t in kept or not self._is_left_out(s)}
         self._at: int | None = None
         """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
@@ -407,21 +413,40 @@ class _Function(ast.NodeTransformer):
             statement, stored = self._body[number], sorted(self._inside(number))
             if {self._renamed(name) for name in stored} & {*results.values()}:
                 raise NotPlaced(f"`{stored[0]}` is bound again")
+            elements = self._elements(statement)
+            if part.node in elements:
+                if part.node == next(iter(elements)):
+                    yield self._written(_storing(statement, elements))
+                continue
             branched = self._whole.get(number)
             named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
+            named = named and not (part.viewed or displayed(statement))
             if part.result is None or named or branched:
                 yield self._branches(branched) if branched else self._written(statement)
                 if part.result is not None:
                     name = self._result(branched) if branched else stored[0]
                     results[part.result] = self._renamed(name)
                 continue
-            value = self._written(self._file.expressions[part.node])
-            if several:
-                results[part.result] = self._free("result")
-                value = f"{results[part.result]} = {value}"
-            yield value if several else f"return {value}"
+            node = self._file.expressions[part.node]
+            if names_in(node).intersection(stored if elements else ()):
+                raise NotPlaced(f"`{stored[0]}` is bound beside what reads it")
+            value = self._written(node)
+            if not several:
+                yield f"return {value}"
+                continue
+            name = results[part.result] = self._free("result")
+            yield f"{name} = {value}"
+            if part.viewed:
+                yield self._written(statement).replace(value, name, 1)
         if results:
             yield f"return {', '.join(results[number] for number in sorted(results))}"
+
+    def _elements(self, statement: ast.stmt) -> dict[Span, tuple[ast.Name, ast.expr]]:
+        """The parts that are elements of `a, b = c, d` and no results, each with the name that it
+        is stored under."""
+        names, expressions = displayed(statement), self._file.expressions
+        own = [part.node for part in self._inner(statement) if part.result is None]
+        return {node: (names[node], expressions[node]) for node in own if node in names}
 
     def _distinct(self) -> Iterator[Part]:
         """The parts; those of a statement that goes whole, `a, b = ...` or an `if`, as one."""
@@ -460,7 +485,8 @@ class _Function(ast.NodeTransformer):
         """An `if` with all of its branches. NotPlaced where they do what a function cannot do for
         its caller, or where a part of one stays in the source."""
         made = any(part.result is not None for part in self._inner(statement))
-        if dict(self._edit.replaced).get(span_of(statement)) != "" and not made:
+        stays = ast.parse(dict(self._edit.replaced).get(span_of(statement), ast.unparse(statement)))
+        if not (made or stored_in(stays) <= {*self._leaves.values()}):
             raise NotPlaced("a part of a branch stays")
         allowed = (*_BRANCHING, ast.Return) if self._returned() else _BRANCHING
         for node in ast.walk(statement):
@@ -672,10 +698,13 @@ class _Function(ast.NodeTransformer):
         statement = self._body[number]
         if number in self._whole:
             return stored_in(statement)
+        if elements := self._elements(statement):
+            return {name.id for name, _ in elements.values()}
         value = getattr(statement, "value", None) or statement
         each = value.elts if isinstance(value, ast.Tuple) else ()
         nodes = {span_of(node) for node in (statement, value, *each)}
-        own = [p for p in self._parts if p.statement == span_of(statement) and p.node in nodes]
+        parts = [p for p in self._parts if p.statement == span_of(statement)]
+        own = [p for p in parts if p.node in nodes or p.viewed]
         names = stored_in(statement) if own else set[str]()
         return names if len(names) == 1 or all(part.result is None for part in own) else set()
 
@@ -693,9 +722,21 @@ class _Function(ast.NodeTransformer):
         texts = dict(self._edit.replaced)
         for statement in self._body[start:end]:
             text = texts.get(span_of(statement))
-            stays = statement if text is None else ast.parse(text)
-            if name in stored_in(stays):
+            stays = stored_in(statement if text is None else ast.parse(text))
+            same = (
+                each.id for at, each in displayed(statement).items() if texts.get(at) == each.id
+            )
+            if name in stays.difference(same):
                 raise NotPlaced(f"`{name}` is bound between them")
+
+
+def _storing(statement: ast.stmt, elements: Mapping[Span, tuple[ast.Name, ast.expr]]) -> ast.Assign:
+    """`a, b = c, d`, which evaluates c and d before it binds a, of some elements of a statement."""
+    names, values = ([*each] for each in zip(*elements.values(), strict=True))
+    if len(names) == 1:
+        return ast.Assign(names, values[0])
+    target, value = ast.Tuple(names, ast.Store()), ast.Tuple(values, ast.Load())
+    return ast.Assign([ast.copy_location(target, statement)], ast.copy_location(value, statement))
 
 
 def _surely_stored(statements: Sequence[ast.stmt]) -> set[str] | None:

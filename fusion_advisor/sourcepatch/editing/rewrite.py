@@ -25,6 +25,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     SourceFile,
     SourcePlace,
     Sources,
+    displayed,
     names_in,
     span_of,
     stored_in,
@@ -103,6 +104,8 @@ class Part:
     node: Span
     leaves: tuple[tuple[Span, str], ...] = ()
     result: int | None = None
+    viewed: bool = False
+    """Whether it is a result of which its statement stores a view."""
 
 
 @dataclass(frozen=True)
@@ -235,16 +238,21 @@ class _Rewriter:
         self._at = sources.held[self._place]
         self._block = self._file.body(self._place.block)
         self._branches: list[ast.If] = []
-        self._body: list[ast.stmt] = []
+        self._left: dict[Span, dict[str, str | None]] = {}
+        """The words of the names that statements bind, by what is left of them; None for a name
+        that keeps what it held."""
+        self._body = [*self._as_it_ran(self._block)]
         self._dropped: list[ast.If] = []
 
     # Where.
 
     def _idle(self) -> set[int]:
-        """Evaluations whose results nobody needs once the group is a kernel."""
+        """Evaluations whose results only the kernel needs; what nobody needed before stays, a view
+        of what the group makes aside."""
         flow, needed = self._flow, set[int]()
         todo = [flow.position[ref.node] for ref in (*flow.returned, *self._call.inputs)]
-        todo += [i for i, node in enumerate(flow.nodes) if node.mutates and i not in self._inside]
+        todo += [i for i, node in enumerate(flow.nodes) if node.mutates]
+        todo += [i for i, made in flow.ends if made not in self._inside]
         while todo:
             number = todo.pop()
             if number not in needed and number not in self._inside:
@@ -333,7 +341,7 @@ class _Rewriter:
             self._several(results, text, replaced, inserted)
         self._idle_names(replaced)
         self._idle_casts(replaced)
-        self._hoist(replaced, inserted)
+        self._hoist(tops, replaced, inserted)
         self._unread(rebound, replaced)
         body = [*map(span_of, self._block)]
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
@@ -388,7 +396,10 @@ class _Rewriter:
                 text = kept[0] if kept and stays else self._text(leaf)
                 if stays or text in texts:
                     leaves.append((span_of(leaf), text))
-            yield Part(span_of(top.statement), span_of(top.node), tuple(leaves), number)
+            value = getattr(top.statement, "value", None)
+            viewed = number is not None and bool(value) and self._is_view_of(value, top.value)
+            at = span_of(top.statement), span_of(top.node)
+            yield Part(*at, tuple(leaves), number, viewed and bool(_targets(top.statement)))
         known = {span_of(top.statement) for top in tops}
         yield from (Part(s, s) for s, text in replaced.items() if not text and s not in known)
 
@@ -418,13 +429,21 @@ class _Rewriter:
                 return branch
         return []
 
-    def _hoist(self, replaced: dict[Span, str], inserted: Mapping[Span, str]) -> None:
-        """Put what is left of each branch in place of its `if`."""
+    def _hoist(
+        self, tops: Sequence[_Top], replaced: dict[Span, str], inserted: Mapping[Span, str]
+    ) -> None:
+        """Put what is left of each branch in place of its `if`: the call, which the function beside
+        the kernels makes where it would run, or an operand, which is computed there alone."""
+        spared = set[str]()
         for statement in self._branches[::-1]:
             branch = self._branch(statement)
             left = [*filter(None, (_left(each, replaced) for each in branch))]
             if len(left) > 1 or any(span_of(each) in inserted for each in branch):
                 raise NotPlaced(f"line {statement.lineno}: a part of it is in a block of its own")
+            own = any(top.kept and top.statement in branch for top in tops)
+            if left and (own or left[0] in spared):
+                left[0] = _only_if(statement.test, left[0], held=branch is statement.body)
+                spared.add(left[0])
             replaced[span_of(statement)] = left[0] if left else ""
 
     def _steering(self, start: int) -> Iterator[str]:
@@ -466,7 +485,7 @@ class _Rewriter:
         inside = self._evaluated(node)
         if not inside & self._gone:
             return
-        if self._belongs(node):
+        if self._belongs(node) and not self._looks_at_result(node):
             top = _Top(statement, node, self._value(node))
             for child in _parts(node):
                 top.leaves += self._leaves(child)
@@ -474,6 +493,18 @@ class _Rewriter:
             return
         for child in _parts(node):
             yield from self._search(statement, child)
+
+    def _looks_at_result(self, node: ast.expr) -> bool:
+        """Whether an expression is a view of a result that a part of it makes: what is seen of it
+        stays in the source."""
+        inner = (each for child in _parts(node) for each in ast.walk(child))
+        made = (self._value(each) for each in inner if isinstance(each, ast.expr))
+        return any(ref in self._call.outputs and self._is_view_of(node, ref) for ref in made if ref)
+
+    def _is_view_of(self, node: ast.expr, ref: Ref | None) -> bool:
+        """Whether the value of an expression is a view of a tensor."""
+        value = self._value(node)
+        return value is not None and value != ref and self._flow.base(value) == ref
 
     def _leaves(self, node: ast.expr) -> list[ast.expr]:
         """The outermost expressions that something beside the group computes."""
@@ -548,8 +579,11 @@ class _Rewriter:
             rebound += ((target, statement) for target in _unpacked(statement))
             replaced[span_of(statement)] = ""
             return
-        targets = _targets(statement)
-        if targets is None or not top.whole:
+        targets, place = _targets(statement), span_of(statement)
+        element = displayed(statement).get(span_of(top.node))
+        if element:
+            targets, place = [element.id], span_of(top.node)
+        elif targets is None or not top.whole:
             raise NotPlaced(
                 f"line {statement.lineno}: `{self._text(top.node)}` is used there and not stored"
             )
@@ -559,16 +593,26 @@ class _Rewriter:
                 f"line {statement.lineno}: more than one of its operands is computed there"
             )
         rebound += ((target, statement) for target in targets)
-        replaced[span_of(statement)] = ""
+        names, left = self._names(statement), self._left.setdefault(span_of(statement), {})
+        stays = element and element.id in names
+        replaced[place] = "" if not element else element.id if stays else "None"
+        left |= dict.fromkeys(targets, "" if replaced[place] == "None" else None)
+        kept = {name for each in tops for name in each.kept}
         for leaf in computed:
-            before = {self._sources.value(self._names(statement).get(each)) for each in targets}
-            needed = before & {*self._call.inputs} - {self._value(leaf)}
-            top.kept = (self._fresh(leaf),) if needed else tuple(targets)
-            replaced[span_of(statement)] = f"{' = '.join(top.kept)} = {self._text(leaf)}"
+            value, before = self._value(leaf), {self._sources.value(names.get(t)) for t in targets}
+            needed = before & {*self._call.inputs} - {value} or kept & {*targets}
+            if element and needed:
+                raise NotPlaced(f"line {statement.lineno}: `{targets[0]}` holds an operand")
+            apart = needed or not (element or statement in self._block)
+            top.kept = (self._fresh(leaf, kept),) if apart else tuple(targets)
+            text = self._text(leaf)
+            replaced[place] = text if element else f"{' = '.join(top.kept)} = {text}"
+            left |= dict.fromkeys(top.kept, "" if value is None else self._sources.word(value))
 
-    def _fresh(self, node: ast.expr) -> str:
-        """A name that the function does not have, after the last one of an expression."""
-        names = names_in(self._function) | {
+    def _fresh(self, node: ast.expr, kept: Collection[str]) -> str:
+        """A name that the function does not have, after the last one of an expression; none of
+        those that are `kept`."""
+        names = names_in(self._function).union(kept) | {
             a.arg for a in ast.walk(self._function.args) if isinstance(a, ast.arg)
         }
         words = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)]
@@ -676,7 +720,8 @@ class _Rewriter:
                     continue
                 if _same(leaf, names, unchanged):
                     leaves.setdefault(value, self._text(leaf))
-        if not single and leaves and getattr(first.statement, "value", None) is not first.node:
+        beside = getattr(first.statement, "value", None) is not first.node
+        if not (single or all(map(self._only_views, first.leaves))) and beside:
             raise NotPlaced(
                 f"line {first.statement.lineno}: an operand is computed beside the first result"
             )
@@ -735,25 +780,18 @@ class _Rewriter:
     def _bindings(self, until: ast.stmt, replaced: dict[Span, str]) -> dict[str, str]:
         """The same once the source is edited."""
         body = self._body
-        start = next(i for i, s in enumerate(body) if s is until or span_of(s) in replaced)
+        edited = (s is until or any(span_of(s).holds(span) for span in replaced) for s in body)
+        start = next(i for i, is_edited in enumerate(edited) if is_edited)
         names = dict(self._names(body[start]))
         for statement, following in zip(body[start:], body[start + 1 :], strict=False):
             if statement is until:
                 break
             before, after = self._names(statement), self._names(following)
-            text = replaced.get(span_of(statement))
-            if text == "":
+            if replaced.get(span_of(statement)) == "":
                 continue
             changed = {n: w for n, w in after.items() if before.get(n) != w}
-            if text is not None:
-                top = next(t for t in self._tops(statement))
-                leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
-                value = self._value(leaf)
-                word = self._sources.word(value) if value is not None else ""
-                bound = _targets(statement) or ()  # of others a view that hands on made the word
-                assigned = _targets(ast.parse(text).body[0]) or ()
-                changed = {n: w for n, w in changed.items() if n not in bound}
-                changed |= dict.fromkeys(assigned, word)
+            for name, word in self._left.get(span_of(statement), {}).items():
+                changed[name] = names.get(name, "") if word is None else word
             names |= changed
         return names
 
@@ -872,6 +910,15 @@ def _left(statement: ast.stmt, replaced: Mapping[Span, str]) -> str:
         raise NotPlaced(f"line {statement.lineno}: it stays in a branch beside parts of it")
     targets = [ast.unparse(each) for each in getattr(statement, "targets", ())]
     return " = ".join([*targets, given]) if targets else f"return {given}"
+
+
+def _only_if(test: ast.expr, text: str, *, held: bool) -> str:
+    """An assignment whose value is computed only where a test turns out as it did; else None."""
+    (made,) = ast.parse(text).body
+    assert isinstance(made, ast.Assign)  # of an operand to a name
+    nothing = ast.Constant(None)
+    made.value = ast.IfExp(test, *((made.value, nothing) if held else (nothing, made.value)))
+    return ast.unparse(made)
 
 
 _OTHERWISE: dict[type[ast.cmpop], type[ast.cmpop]] = {

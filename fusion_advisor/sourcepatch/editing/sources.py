@@ -330,6 +330,21 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
             yield part, values[number] if len(values) == len(parts) else None
 
 
+def displayed(node: ast.AST) -> dict[Span, ast.Name]:
+    """The names that `a, b = c, d` binds, by the spans of what is stored under them; none for
+    another statement."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(names)], value=ast.Tuple(values)) if len(names) == len(
+            values
+        ):
+            named = [name for name in names if isinstance(name, ast.Name)]
+            distinct = len({name.id for name in named}) == len(values)
+            plain = distinct and not any(isinstance(value, ast.Starred) for value in values)
+            return dict(zip(map(span_of, values), named, strict=True)) if plain else {}
+        case _:
+            return {}
+
+
 class Sources:
     """A captured graph's trail, laid over the source that it ran."""
 

@@ -212,6 +212,8 @@ class _Editor(cst.CSTTransformer):
         text = self._replaced.get(span) if simple else None
         if text == "":
             return []
+        if _says_nothing(after) and not after.deep_equals(before):
+            return []
         made: list[cst.BaseStatement] = [after]
         if text is not None:
             changed = cst.parse_statement(text)
@@ -418,6 +420,15 @@ def _offset(text: str, line: int, column: int) -> int:
 def _code(statement: cst.SimpleStatementLine) -> str:
     """Text of a statement without what stands above it."""
     return cst.Module([statement.with_changes(leading_lines=[])]).code
+
+
+def _says_nothing(statement: cst.BaseStatement) -> bool:
+    """Whether a statement binds names to what they hold, `a, b = a, b`."""
+    match statement:
+        case cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(target)], value)]):
+            return target.deep_equals(value)
+        case _:
+            return False
 
 
 def _leading(statement: cst.BaseStatement) -> Sequence[cst.EmptyLine]:
