@@ -249,8 +249,10 @@ class BlockedSchedule(Table):
     chunks_again: Count
     """Chunks of such a row, at least, before chunks grow."""
     rows_across: Rows
+    programs_per_multiprocessor: Programs
     across_elements_per_thread: Elements
-    """Elements of a thread where rows across memory are walked several times."""
+    """Where rows across memory are walked several times: programs a multiprocessor that are kept
+    before neighbouring rows share programs, and elements of a thread."""
     stages: Stages
     staged_bytes: Bytes
     """Bytes of an access to rows across memory, from which on chunks are on their way in stages."""

@@ -52,11 +52,13 @@ def chunks(
     apart = serial if parts is None else serial | {parts}
     laid = rows_of(region, inner, apart)
     numbers = rulebook.schedules.blocked
-    rows = _neighbours(laid, device, rulebook, alone=parts is None)
+    again = parts is None and len(row_walks(region, inner)) > 1
+    few = numbers if again else rulebook.schedules.row
+    wanted = device.multiprocessor.count.count * few.programs_per_multiprocessor.count
+    rows = _neighbours(laid, rulebook, wanted if parts is None else 0)
     share = rulebook.schedules.split if parts is not None else numbers
     longest, each = share.chunk_elements.count, share.elements_per_thread.count
     stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
-    again = parts is None and len(row_walks(region, inner)) > 1
     if again and rows > 1:
         each = numbers.across_elements_per_thread.count
     elif again:
@@ -87,10 +89,9 @@ def chunks(
     )
 
 
-def _neighbours(laid: Rows, device: Device, rulebook: Rulebook, *, alone: bool) -> int:
+def _neighbours(laid: Rows, rulebook: Rulebook, programs: int) -> int:
     """Neighbouring rows that a program walks, where they lie across contiguous memory: as many as
-    are read in whole lines, or in whole sectors where too few programs would walk whole rows
-    `alone`."""
+    are read in whole lines, or in whole sectors where fewer than so many programs would walk."""
     numbers = rulebook.schedules.blocked
     nbytes = rulebook.schedules.row.sector_bytes.count
     if laid.coalesced(nbytes) == 1:
@@ -98,7 +99,7 @@ def _neighbours(laid: Rows, device: Device, rulebook: Rulebook, *, alone: bool) 
     sector = laid.coalesced(nbytes, stored=False)
     most = numbers.scan_rows if scanned_across(laid.region, numbers) == 1 else numbers.rows_across
     rows = min(most.count, power_of_two(laid.count))
-    while alone and rows > sector and laid.count < rows * device.multiprocessor.count.count:
+    while rows > sector and laid.count < rows * programs:
         rows //= 2
     return rows
 

@@ -155,6 +155,8 @@ def _each(
     if laid.only_combines and laid.count > device.multiprocessor.count.count:
         return numbers.combined_elements_per_thread.count
     if laid.vector == 1 and laid.stores_rows:
+        if rows > 1 and block < numbers.first_piece.count:
+            return rows * block  # one warp, as below
         short = laid.length <= 2 * numbers.first_piece.count  # in the shortest pieces
         single = rows == 1 and (short or len(laid.own) > 1)
         return (numbers.single_elements_per_thread if single else numbers.elements_per_thread).count

@@ -32,45 +32,32 @@ RULES = load_rulebook()
 H200 = RULES.device("h200")
 
 
-def _rows(**numbers: float) -> Rulebook:
-    """Rules with other numbers for the schedule of rows."""
-    row = RULES.schedules.row
-    changed = {
-        name: getattr(row, name).model_copy(update={"value": value})
-        for name, value in numbers.items()
-    }
-    schedules = RULES.schedules.model_copy(update={"row": row.model_copy(update=changed)})
-    return RULES.model_copy(update={"schedules": schedules})
-
-
-PACKED = _rows(programs_per_multiprocessor=0.0, busy_multiprocessors=0.0)
-"""A few rows share a program as many do: small inputs show what large ones get."""
-BESIDE = _rows(
-    programs_per_multiprocessor=0.0,
-    busy_multiprocessors=0.0,
-    across_elements_per_thread=16.0,
-    line_bytes=65536.0,
-)
-"""So do they, and many warps share the channels of many rows that lie across memory."""
-APART = _rows(first_piece=8.0)
-"""Short rows are held in two pieces as long ones are."""
-
-
-def _sharing() -> Rulebook:
-    """Short rows are shared as long ones are, so that the interpreter is done with them soon."""
-    short = {"least_row_elements": 100.0, "part_bytes": 256.0, "least_elements": 64.0}
-    schedules, changed = PACKED.schedules, {"cooperative": short, "row": {"longest_row": 100.0}}
-    for name, numbers in changed.items():
-        table = getattr(schedules, name)
-        turned = {
+def _turned(rules: Rulebook, **schedules: dict[str, float]) -> Rulebook:
+    """Rules with other numbers for some schedules."""
+    tables = dict(rules.schedules)
+    for name, numbers in schedules.items():
+        table = tables[name]
+        changed = {
             each: getattr(table, each).model_copy(update={"value": value})
             for each, value in numbers.items()
         }
-        schedules = schedules.model_copy(update={name: table.model_copy(update=turned)})
-    return PACKED.model_copy(update={"schedules": schedules})
+        tables[name] = table.model_copy(update=changed)
+    return rules.model_copy(update={"schedules": rules.schedules.model_copy(update=tables)})
 
 
-SHARING = _sharing()
+FEW = {"programs_per_multiprocessor": 0.0, "busy_multiprocessors": 0.0}
+PACKED = _turned(RULES, row=FEW, blocked={"programs_per_multiprocessor": 0.0})
+"""A few rows share a program as many do: small inputs show what large ones get."""
+BESIDE = _turned(PACKED, row={"across_elements_per_thread": 16.0, "line_bytes": 65536.0})
+"""So do they, and many warps share the channels of many rows that lie across memory."""
+APART = _turned(RULES, row={"first_piece": 8.0})
+"""Short rows are held in two pieces as long ones are."""
+SHARING = _turned(
+    PACKED,
+    cooperative={"least_row_elements": 100.0, "part_bytes": 256.0, "least_elements": 64.0},
+    row={"longest_row": 100.0},
+)
+"""Short rows are shared as long ones are, so that the interpreter is done with them soon."""
 
 
 class Of(torch.nn.Module):

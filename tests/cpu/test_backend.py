@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -80,8 +81,9 @@ def _as_eager(facts: Facts) -> None:
 
 
 def test_every_fusion_of_a_transformer_is_taken(scenarios: dict[str, Facts]) -> None:
-    names = [name.rsplit("_", 1)[0] for name in facts_of(scenarios, "transformer")["taken"]]
-    assert names == ["residual_rms_norm"] * 4 + ["rms"] + ["swiglu"] * 2
+    taken = facts_of(scenarios, "transformer")["taken"]
+    names = [re.sub(r"_\d+$", "", name) for name in taken]
+    assert names == ["residual_rms_norm"] * 4 + ["rms_norm"] + ["swiglu"] * 2
 
 
 def test_equal_computations_share_an_operator(scenarios: dict[str, Facts]) -> None:

@@ -98,7 +98,7 @@ CAUGHT: dict[str, Callable[[], Kernel]] = {
         edited, "softmax", ("far = beyond_int32((softmax_out, args_0))", "far = False")
     ),
     "a dtype that nobody asks for": partial(
-        edited, "softmax", ("tensor.dtype is dtype", "True"), ("tensor.dtype != dtype", "False")
+        edited, "softmax", ("tensor.dtype != dtype", "False")
     ),
 }  # fmt: skip
 

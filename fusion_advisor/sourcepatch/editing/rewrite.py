@@ -241,7 +241,7 @@ class _Rewriter:
         self._left: dict[Span, dict[str, str | None]] = {}
         """The words of the names that statements bind, by what is left of them; None for a name
         that keeps what it held."""
-        self._body = [*self._as_it_ran(self._block)]
+        self._body: list[ast.stmt] = []
         self._dropped: list[ast.If] = []
 
     # Where.
