@@ -62,9 +62,8 @@ class Triton(Text):
                 return [f"{name} += {self.whole(right)}"]
             case Begin(name, value) | Update(name, value):
                 return [f"{name} = {self.whole(value)}"]
-            case Store(address, value, mask, evicted):
+            case Store(address, value, mask):
                 held = f", mask={self.whole(mask)}" if mask else ""
-                held += _policy(evicted)
                 return [f"tl.store({self.listed((address, value))}{held})"]
             case Barrier():
                 return ["tl.debug_barrier()"]
@@ -98,10 +97,9 @@ class Triton(Text):
                 return f"tl.full({self.shape(shape)}, {self.whole(value)}, {language_dtype(dtype)})"
             case Broadcast(value, shape):
                 return f"tl.broadcast_to({self.whole(value)}, {self.shape(shape)})"
-            case Load(address, mask, other, evicted):
+            case Load(address, mask, other):
                 held = f", mask={self.whole(mask)}" if mask else ""
                 held += f", other={self.whole(other)}" if other else ""
-                held += _policy(evicted)
                 return f"tl.load({self.whole(address)}{held})"
             case Reduce():
                 return self._reduced(value)
@@ -154,11 +152,6 @@ class Triton(Text):
         if reduction.place:
             value, found = f"({value}, {self.whole(reduction.place)})", "[1]"
         return f"tl.reduce({value}, {axis}, {MONOIDS[reduction.monoid].helper}{kept}){found}"
-
-
-def _policy(evicted: str) -> str:
-    """Argument of a load or store that says when the L2 may let go of its elements."""
-    return f', eviction_policy="evict_{evicted}"' if evicted else ""
 
 
 def _template(op: str, way: str) -> str:

@@ -244,15 +244,11 @@ class BlockedSchedule(Table):
     scan_chunks_elements: Elements
     """Elements of the chunks of all rows of a scan together."""
     elements_per_thread: Elements
-    chunk_again_elements: Elements
-    """Elements of a chunk of a row that is walked several times, at most."""
-    chunks_again: Count
-    """Chunks of such a row, at least, before chunks grow."""
     rows_across: Rows
     programs_per_multiprocessor: Programs
     across_elements_per_thread: Elements
-    """Where rows across memory are walked several times: programs a multiprocessor that are kept
-    before neighbouring rows share programs, and elements of a thread."""
+    """Programs a multiprocessor that are kept before neighbouring rows share programs, and elements
+    of a thread, where rows across memory are walked several times."""
     stages: Stages
     staged_bytes: Bytes
     """Bytes of an access to rows across memory, from which on chunks are on their way in stages."""

@@ -63,8 +63,6 @@ def chunks(
         each = numbers.across_elements_per_thread.count
     elif again:
         stages = 1  # what the L2 holds comes soon enough
-        several = power_of_two(laid.length // numbers.chunks_again.count + 1) // 2
-        longest = min(max(longest, several), numbers.chunk_again_elements.count)
     if laid.mixed and parts is None:
         rows, stages = min(rows, numbers.mixed_rows.count), 1
         longest = numbers.mixed_elements.count

@@ -271,7 +271,7 @@ class Body(Addresses):
         if access.guard is not None and self._is_one(access):
             outer, inner, _ = self._addressed(access)  # a guard says which lanes load it
             address = replace(address, shape=self._shape(outer, inner))
-        return Load(address, mask, None if mask is None else other, self._evicted(access))
+        return Load(address, mask, None if mask is None else other)
 
     def _is_one(self, access: Access) -> bool:
         """Do all lanes of a program address one element?"""
@@ -289,13 +289,7 @@ class Body(Addresses):
         mask = self.mask(access)
         if access.tensor.dtype.startswith("float8"):
             value = self._rounded(value, access.tensor.dtype)
-        stored = Store(self._pointer(access), value, mask, self._evicted(access))
-        self.scope.body.append(stored)
-
-    def _evicted(self, access: Access) -> str:
-        """When the L2 may let go of what is loaded or stored: "first", "last", or "" for any."""
-        del access
-        return ""
+        self.scope.body.append(Store(self._pointer(access), value, mask))
 
     def _rounded(self, value: Tile, dtype: str) -> Tile:
         """A float32 in a narrower type; what is too large becomes what it does in torch: infinite

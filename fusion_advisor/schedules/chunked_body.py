@@ -9,7 +9,7 @@ from typing import ClassVar
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
 from fusion_advisor.schedules.launch import Constant
-from fusion_advisor.schedules.layout import Access, reach, traced
+from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled
 from fusion_advisor.schedules.row_walks import RowWalk, row_walks
 from fusion_advisor.tile.program import (
@@ -46,8 +46,6 @@ class ChunkedBody(Body):
     share: ClassVar[Tile] = PART
     _carried: dict[int, Name] = field(default_factory=dict[int, Name])
     """What a walk over the row carries for each scan."""
-    _later: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
-    """Tensors that this walk over the row, and each walk behind it, reads along the row."""
 
     @property
     def note(self) -> str:
@@ -80,11 +78,9 @@ class ChunkedBody(Body):
     def _results(self) -> None:
         region = self.region
         walks = row_walks(region, self._inner)
-        self._later = [self._read_by(walk) for walk in walks] if len(walks) > 1 else []
         for walk in walks:
             if walk.found is not None:
                 self._pass(walk.found, walk)
-                self._later = self._later[1:]
         self._leave([o.value for o in region.outputs if not self._inner & region.depends[o.value]])
         last = walks[-1] if walks else None
         if last is None or last.found is not None:
@@ -96,26 +92,6 @@ class ChunkedBody(Body):
         scans = {region.exprs[n].reverse for n in self._carried}
         again = not scans and len(walks) > 1
         self._close(inside, backwards=again or True in scans)
-
-    def _read_by(self, walk: RowWalk) -> frozenset[str]:
-        """Tensors that a walk reads along rows of their own: each row is another program's."""
-        region, step = self.region, self.step
-        loads = {
-            load.name
-            for number, load in zip(region.all("load"), step.loads, strict=True)
-            if number in walk.made
-        }
-        values = (output.value for output in region.outputs)
-        back = (a.name for v, a in zip(values, step.stores, strict=True) if v in walk.back)
-        return frozenset(loads) | frozenset(back)
-
-    def _evicted(self, access: Access) -> str:
-        """Keep in the L2 what a later walk over the row reads, before what none does; nothing is
-        said of what all rows share, or of rows across memory, whose lines programs share."""
-        axes = frozenset(access.strides)
-        if self.several or not self._later or not axes & self._inner or axes <= self._inner:
-            return ""
-        return "last" if any(access.name in names for names in self._later[1:]) else "first"
 
     def _of_rows(self, wanted: Iterable[int], back: Collection[int] = ()) -> set[int]:
         """What some values along the row use of the row as a whole, where others are read back."""

@@ -176,13 +176,11 @@ class Address(Tile):
 
 @dataclass(frozen=True, slots=True)
 class Load(Tile):
-    """Elements of a tensor; `other` where `mask` is false. `evicted` says when the L2 may let go of
-    them: "last" what is read again soon, "first" what is not, "" for what nothing is known of."""
+    """Elements of a tensor; `other` where `mask` is false."""
 
     address: Tile
     mask: Tile | None = None
     other: Tile | None = None
-    evicted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +265,11 @@ class Update(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Store(Statement):
-    """Elements written to a tensor where `mask` holds; None: in every lane. `evicted` as in a
-    load."""
+    """Elements written to a tensor where `mask` holds; None: in every lane."""
 
     address: Tile
     value: Tile
     mask: Tile | None = None
-    evicted: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,8 @@ class Text:
                 return [f"{name} := {self.whole(value)}"]
             case Update(name, value):
                 return [f"{name} <- {self.whole(value)}"]
-            case Store(address, value, mask, evicted):
+            case Store(address, value, mask):
                 held = f" where {self.whole(mask)}" if mask else ""
-                held += f", evicted {evicted}" if evicted else ""
                 return [f"store {self.whole(address)} = {self.whole(value)}{held}"]
             case Do(call):
                 return [self.whole(call)]
@@ -179,10 +178,9 @@ class Text:
                 return f"spread({self.whole(value)}, {self.shape(shape)})"
             case Address():
                 return self.address(value)
-            case Load(address, mask, other, evicted):
+            case Load(address, mask, other):
                 held = f" where {self.whole(mask)}" if mask else ""
                 held += f" else {self.whole(other)}" if other else ""
-                held += f", evicted {evicted}" if evicted else ""
                 return f"load({self.whole(address)}{held})"
             case Reduce(monoid, value, axis, kept, place):
                 what = self.listed([value, *([place] if place else [])])

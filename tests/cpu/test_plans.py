@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from math import prod
 
@@ -592,25 +591,6 @@ def test_few_bytes_on_their_way_want_other_programs_beside() -> None:
     lengths = (4096, 8192, 12_000, 16_384, 17_000, 22_720)
     assert [warps(each, torch.bfloat16) for each in lengths] == [8, 8, 8, 16, 16, 8]
     assert [warps(each, torch.float32) for each in lengths] == [8, 16, 16, 16, 16, 16]
-
-
-def test_the_cache_keeps_what_a_later_walk_reads() -> None:
-    """Weights, which all rows share, are left to it."""
-
-    def walks(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return a * 2 / (a * 2).std(-1, keepdim=True) * w
-
-    inputs = x(2048, 18_000, dtype=torch.float64), x(18_000)
-    assert best(walks, *inputs).schedule == "blocked"
-    text = kernel_of(walks, *inputs).text
-    body = text[text.index("@triton.jit") : text.index("def reference")]
-    statements = re.findall(
-        r"tl\.(load|store)\(\s*(\w+)_ptr.*?(?:evict_(\w+)\"|\)$)", body, re.M | re.S
-    )
-    assert statements == [
-        ("load", "args_0", "last"), ("load", "args_0", "first"), ("load", "args_1", ""),
-        ("store", "walks_out", "first"),
-    ]  # fmt: skip
 
 
 # -- places that lanes walk more than once ---------------------------------------------------------

@@ -101,7 +101,6 @@ STORED = Store(Y, Elementwise("exp", (Name("x"),)), Name("inside"))
         (ProgramId(0, all=True), "programs(0)"),
         (Load(X, Name("inside"), Literal("0")),
          "load(x_ptr[program(0) * cols + col] where inside else 0)"),
-        (Load(X, None, None, "last"), "load(x_ptr[program(0) * cols + col], evicted last)"),
         (Address("x_ptr", (A,), (B,)), "x_ptr[a in [b]]"),
         (DeviceCall("wide", (A, Name("FAR"))), "wide(a, FAR)"),
     ],
@@ -120,7 +119,7 @@ def test_text_of_a_function_names_what_it_takes() -> None:
         Begin("s", Literal("0.0")),
         loop,
         If(A < B, (Do(DeviceCall("copies_made", (Name("EARLY"),))),), (If(A.differs(B), (), ()),)),
-        Store(Y, A, None, "first"),
+        Store(Y, A),
     ))  # fmt: skip
     assert Text().function(made).splitlines() == [
         "k(x_ptr, cols; COLS):",
@@ -132,7 +131,7 @@ def test_text_of_a_function_names_what_it_takes() -> None:
         "    if a < b:",
         "        copies_made(EARLY)",
         "    elif a != b:",
-        "    store y_ptr[program(0) * cols + col] = a, evicted first",
+        "    store y_ptr[program(0) * cols + col] = a",
     ]
 
 
