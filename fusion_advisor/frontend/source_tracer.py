@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -285,9 +286,9 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
 
 
 def _forward(module: torch.nn.Module) -> str:
-    """The name that the code of a module's `forward` has."""
+    """The file and the name of the code of a module's `forward`: `norms.py:Norm.forward`."""
     code = getattr(getattr(module, "forward", None), "__code__", None)
-    return code.co_qualname if code else ""
+    return f"{Path(code.co_filename).name}:{code.co_qualname}" if code else ""
 
 
 def _left_out(module: torch.nn.Module) -> list[str]:

@@ -18,7 +18,7 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, Span
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.sourcepatch.editing.called import Called
+from fusion_advisor.sourcepatch.editing.called import Called, another_function
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.outline import require_function
@@ -422,13 +422,11 @@ class Guards:
         trail = self.sources.trail
         made = _computed(self.sources, place.block, edit, place)
         for text, held in self._modules(place.block, edit).items():
-            (kind, forward), *others = held
+            (kind, _), *others = held
             if not others and kind.startswith("torch."):
                 yield f"type({text}) is not {kind}"
             else:
-                names_there = sorted({name for _, name in held})
-                other = f"not in {(*names_there,)!r}" if others else f"!= {forward!r}"
-                yield f"{text}.forward.__code__.co_qualname {other}"
+                yield from another_function(f"{text}.forward", {name for _, name in held})
             yield from (f"{text}.{hooks}" for hooks in _HOOKS)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):

@@ -115,6 +115,35 @@ def test_an_instance_overrides_its_forward(tmp_path: Path) -> None:
     assert "type(gelu) is not torch.nn.GELU" in text
 
 
+def test_a_class_of_one_name_in_another_file_is_told_apart(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        other = "class Act(torch.nn.Module):\n    def forward(self, x):\n        return x.exp()"
+        there: dict[str, Any] = {"torch": torch}
+        exec(compile(other, "other.py", "exec"), there)
+        model = file.Model()
+        model.act = there["Act"]()
+        return [model(drawn()), file.Model()(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        class Act(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x) * 2.0
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.act, self.lin = Act(), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.act(self.lin(x)) + x
+        """,
+        use,
+    )
+    assert "not act.forward.__code__.co_filename.endswith('model.py')" in text
+
+
 def test_classes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
         return [file.Model(act)(drawn()) for act in (file.Soft.Act(), file.Hard.Act())]

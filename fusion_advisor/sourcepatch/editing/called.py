@@ -8,7 +8,7 @@ computing a kernel does not do.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,18 @@ from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, is_loca
 
 _INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _PLAIN_MARKS = ("staticmethod", "classmethod", "property")
+
+
+def another_function(text: str, names: Collection[str]) -> Iterator[str]:
+    """Yield the conditions that what `text` spells is none of some functions, by their files and
+    qualified names: `norms.py:Norm.forward`."""
+    parts = [name.rpartition(":") for name in sorted(names)]
+    files, functions = ([*dict.fromkeys(part[at] for part in parts)] for at in (0, 2))
+    code = f"{text}.__code__"
+    one = len(functions) == 1
+    yield f"{code}.co_qualname {f'!= {functions[0]!r}' if one else f'not in {(*functions,)!r}'}"
+    ending = files[0] if len(files) == 1 else (*files,)
+    yield f"not {code}.co_filename.endswith({ending!r})"
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,8 @@ class Called:
         text = spelling.of(func, call.caller) if func else None
         if text is None or lambda_:
             raise NotPlaced(f"line {line}: whether {function}() is called cannot be asked there")
-        yield f"{ast.unparse(text)}.__code__.co_qualname != {function!r}"
+        name = f"{Path(call.file).name}:{function}"
+        yield from another_function(ast.unparse(text), {name})
 
     # What it does.
 

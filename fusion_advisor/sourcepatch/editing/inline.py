@@ -7,6 +7,7 @@ what several files share word for word stands once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, count
@@ -22,6 +23,10 @@ _GIVEN, _MADE = "Model", "ModelNew"
 _INPUTS = ("get_inputs", "get_init_inputs")
 _BEGIN, _END = ("# SPDX-SnippetBegin", LICENSE), "# SPDX-SnippetEnd"
 """Around the kernels: the rest of the file is of whatever licence the model is."""
+_OF_A_FILE = re.compile(
+    r"\s+or not [^\s,]+\.__code__\.co_filename\.endswith\(('[^']*'|\([^)]*\))\)"
+)
+"""Conditions that a function is of a file of some name, which stand behind others."""
 
 
 def inline(text: str, package: str, kernels: Mapping[str, str], asking: str = "") -> str:
@@ -52,6 +57,7 @@ def inline(text: str, package: str, kernels: Mapping[str, str], asking: str = ""
             ends = len(body) == inlined and kernels
             body.append(_below(_apart(after), _END) if ends else after)
     code = model.module.with_changes(body=body).code
+    code = _OF_A_FILE.sub("", code)  # all is in one, whose name is the user's
     return code.replace(f"co_qualname != '{_GIVEN}.", f"co_qualname != '{_MADE}.")
 
 
