@@ -35,12 +35,14 @@ def another_function(text: str, names: Collection[str]) -> Iterator[str]:
     """Yield the conditions that what `text` spells is none of some functions, by their files and
     qualified names: `norms.py:Norm.forward`."""
     parts = [name.rpartition(":") for name in sorted(names)]
-    files, functions = ([*dict.fromkeys(part[at] for part in parts)] for at in (0, 2))
-    code = f"{text}.__code__"
-    one = len(functions) == 1
-    yield f"{code}.co_qualname {f'!= {functions[0]!r}' if one else f'not in {(*functions,)!r}'}"
-    ending = files[0] if len(files) == 1 else (*files,)
-    yield f"not {code}.co_filename.endswith({ending!r})"
+
+    def other(asked: str, at: int) -> str:
+        found = [*dict.fromkeys(part[at] for part in parts)]
+        return f"{asked} != {found[0]!r}" if len(found) == 1 else f"{asked} not in {(*found,)!r}"
+
+    yield f"not hasattr({text}, '__code__')"  # a partial, or what TorchScript made
+    yield other(f"{text}.__code__.co_qualname", 2)
+    yield other(f"{text}.__code__.co_filename.rpartition('/')[2]", 0)
 
 
 @dataclass(frozen=True)

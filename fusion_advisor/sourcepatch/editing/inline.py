@@ -24,7 +24,7 @@ _INPUTS = ("get_inputs", "get_init_inputs")
 _BEGIN, _END = ("# SPDX-SnippetBegin", LICENSE), "# SPDX-SnippetEnd"
 """Around the kernels: the rest of the file is of whatever licence the model is."""
 _OF_A_FILE = re.compile(
-    r"\s+or not [^\s,]+\.__code__\.co_filename\.endswith\(('[^']*'|\([^)]*\))\)"
+    r"\s+or [^\s,]+\.__code__\.co_filename\.rpartition\('/'\)\[2\] (!= '[^']*'|not in \([^)]*\))"
 )
 """Conditions that a function is of a file of some name, which stand behind others."""
 
