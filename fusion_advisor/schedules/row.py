@@ -17,9 +17,6 @@ from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "row"
 
-REGISTERS_GRANTED = 8
-"""A thread gets registers in groups of so many (CUDA Occupancy Calculator, capability 9.0)."""
-
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
@@ -27,9 +24,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     inner, serial = row_axes(region, rulebook.schedules.flat)
     step = tile(region, inner, serial, device, rulebook)
     check_room(step, device, rulebook)
-    laid, longest = rows_of(region, inner, serial), rulebook.schedules.row.longest_row.count
-    if laid.stores_rows and laid.length > longest:
-        raise Refused("no-schedule", f"{laid.length} elements of a row are more than {longest}")
+    longest = rulebook.schedules.row.longest_row.count
+    if step.length > longest and any(store.walks & step.along for store in step.stores):
+        raise Refused("no-schedule", f"{step.length} elements of a row are more than {longest}")
     return Plan(NAME, region, (step,))
 
 
@@ -69,16 +66,12 @@ def tile(
 def _overlapping(laid: Rows, held: int, warps: int, device: Device, rulebook: Rulebook) -> int:
     """The warps of a program: fewer than wanted where then another program loads its row while one
     combines what it has, and bytes on their way are few otherwise."""
-    numbers, units = rulebook.schedules.row, device.multiprocessor
-    kept = laid.kept(1, held)
+    numbers, kept = rulebook.schedules.row, laid.kept(1, held)
     row = sum(load.tensor.itemsize for load in laid.own) * laid.length
 
     def on_the_way(warps: int) -> int:
-        threads = warps * device.warp_size
-        registers = -(-kept // (4 * threads)) + numbers.other_registers.count
-        granted = -(-registers // REGISTERS_GRANTED) * REGISTERS_GRANTED
-        programs = min(units.registers.count // (threads * granted), units.warps.count // warps)
-        return max(programs, 1) * row
+        registers = -(-kept // (4 * warps * device.warp_size)) + numbers.other_registers.count
+        return device.multiprocessor.holds(warps, registers) * row
 
     while (
         warps > numbers.overlapped_warps.count
