@@ -36,38 +36,35 @@ ours costs the kernels, not the model: one warning names it and Inductor compile
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from types import FunctionType
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from fusion_advisor.dynamo.custom_ops import interpreted, introduce, loosen_views, substitute
-from fusion_advisor.dynamo.measured import Stopwatch, Tune, are_kept, may_measure, on_gpu
-from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
+from fusion_advisor.dynamo.custom_ops import interpreted, loosen_views, substitute
+from fusion_advisor.dynamo.measured import Stopwatch, on_gpu
+from fusion_advisor.dynamo.options import BackendOptions, inner_compiler, options_of
+from fusion_advisor.dynamo.partition import Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
-from fusion_advisor.dynamo.training import Phase, Put, through_eager, through_inductor
+from fusion_advisor.dynamo.target import Target, target_of
+from fusion_advisor.dynamo.training import Phase, through_eager
 from fusion_advisor.dynamo.two_graphs import choosing
+from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, said, timed_graph
 from fusion_advisor.frontend.aot import Lowered, lower, record
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.support.kernel_fault import cause
 
 _log = logging.getLogger("fusion_advisor")
-
-Inner = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-Trained = Callable[[torch.fx.GraphModule, Sequence[Any], Put], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -129,24 +126,6 @@ def last() -> Outcome | None:
     return _last.outcome
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Options of this backend, and how the rest is compiled."""
-
-    inner: Inner
-    patches: Mapping[str, Any] | None
-    """Settings of Inductor for this graph; None where its rest is not Inductor's."""
-    trained: Trained | None
-    compiler: InnerCompiler
-    device: str | None = None
-    rules: tuple[Path, ...] = ()
-    rewrites: bool = True
-    training: bool = True
-    chunked_loss: bool = False
-    read_inputs: bool = True
-    tune: Tune = "cached"
-
-
 def fusion_advisor(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
@@ -164,9 +143,9 @@ def fusion_advisor(
         _tell(outcome)
         on_outcome(outcome)
 
-    chosen = _options(mode, dict(options or {}))
+    chosen = options_of(mode, dict(options or {}))
     if dry:
-        chosen = replace(chosen, inner=_inner("eager", {}), trained=through_eager)
+        chosen = replace(chosen, inner=inner_compiler("eager", {}), trained=through_eager)
     anywhere = dry or interpreted()
     rewritten = _rewritten(module, inputs, chosen, conditions=True, anywhere=anywhere)
 
@@ -215,7 +194,7 @@ def _captured_again(
 def _rewritten(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
-    options: _Options,
+    options: BackendOptions,
     *,
     conditions: bool,
     anywhere: bool,
@@ -239,7 +218,7 @@ def _rewritten(
 def _compiled(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
-    options: _Options,
+    options: BackendOptions,
     tell: Callable[[Outcome], None],
     *,
     anywhere: bool,
@@ -253,11 +232,16 @@ def _compiled(
         return _compiled_to_train(module, inputs, options, tell, anywhere=anywhere, dry=dry)
     try:
         lowered = lower(module, inputs)
-        outcome = _divided(lowered, inputs, options, anywhere=anywhere)
+        target = target_of(inputs, options, anywhere=anywhere)
+        outcome = _divided(lowered, target, options, anywhere=anywhere)
         ours = module
         if outcome.taken and not dry:
             ours = lowered.module
             loosen_views(ours)
+            slow = _slower(ours, module, inputs, options, target)
+            if slow:
+                outcome = replace(outcome, places=tuple(_left(outcome.places, slow)))
+                ours = module
         compiled = options.inner(ours, inputs)
         tell(outcome)
         return compiled
@@ -271,7 +255,7 @@ def _compiled(
 def _compiled_to_train(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
-    options: _Options,
+    options: BackendOptions,
     tell: Callable[[Outcome], None],
     *,
     anywhere: bool,
@@ -294,7 +278,8 @@ def _compiled_to_train(
     def put(graph: torch.fx.GraphModule, phase: Phase) -> torch.fx.GraphModule:
         try:
             lowered = record(copied(graph))
-            outcome = _divided(lowered, inputs, options, anywhere=anywhere)
+            target = target_of(inputs, options, anywhere=anywhere)
+            outcome = _divided(lowered, target, options, anywhere=anywhere)
         except Exception as error:
             if _strict():
                 raise
@@ -323,66 +308,6 @@ def _tell(outcome: Outcome) -> None:
     _log.info("%s", outcome, extra={"outcome": outcome})
 
 
-def _options(mode: str | None, options: dict[str, Any]) -> _Options:
-    inner = options.pop("inner", "inductor")
-    device, rules = options.pop("device", None), options.pop("rules", ())
-    take_all = bool(options.pop("take_all", inner == "eager"))
-    switches = ("rewrites", "training", "chunked_loss", "read_inputs")
-    switched = {name: bool(options.pop(name)) for name in switches if name in options}
-    tune = options.pop("tune", None)
-    if tune not in (None, *get_args(Tune)):
-        raise ValueError(f"tune={tune!r}: one of 'off', 'cached' and 'now'")
-    from torch._inductor import config, list_mode_options
-
-    patches = {**(list_mode_options(mode) if mode else {}), **options}
-
-    def setting(name: str) -> bool:
-        known = config.get_config_copy()
-        return bool(patches.get(name, known[name]))
-
-    compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
-    paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
-    return _Options(
-        _inner(inner, patches), patches if inner == "inductor" else None,
-        _trained(inner, patches), compiler, device, paths,
-        tune=tune or ("now" if compiler.tuned else "cached"), **switched,
-    )  # fmt: skip
-
-
-def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
-    if callable(name):
-        return name
-    if name == "eager":
-        return lambda module, inputs: module.forward
-    if name != "inductor":
-        raise ValueError(f"inner={name!r}: one of 'inductor', 'eager', or a backend function")
-
-    def inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        from torch._inductor.compile_fx import compile_fx
-
-        introduce(module.graph)
-        compiled: Any = compile_fx(module, inputs, config_patches=patches)
-        return compiled
-
-    return inductor
-
-
-def _alone(patches: Mapping[str, Any]) -> tuple[Inner, str]:
-    """Inductor for one region that is timed, without CUDA graphs, and a digest of its settings."""
-    from torch._inductor import config
-
-    settings = repr(sorted({**config.save_config_portable(), **patches}.items()))
-    inner = _inner("inductor", {**patches, "triton.cudagraphs": False})
-    return inner, hashlib.sha256(settings.encode()).hexdigest()
-
-
-def _trained(name: str | Inner, patches: dict[str, Any]) -> Trained | None:
-    """How a graph under gradients is compiled; None where the caller does that."""
-    if callable(name):
-        return None
-    return through_eager if name == "eager" else partial(through_inductor, patches=patches)
-
-
 def _recorded(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether a graph is run for gradients: some may be required of what an input gives."""
     recording = torch.is_grad_enabled() or _enables_gradients(module)
@@ -401,23 +326,47 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 
 
 def _divided(
-    lowered: Lowered, inputs: Sequence[Any], options: _Options, *, anywhere: bool
+    lowered: Lowered, target: Target, options: BackendOptions, *, anywhere: bool
 ) -> Outcome:
     """Put calls of our kernels into a lowered graph."""
-    rulebook = load_rulebook(options.rules)
-    gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
-    name = torch.cuda.get_device_name(gpu) if gpu is not None else ""
-    device, chosen = choose_device(options.device, rulebook, (name,) if name else ())
-    measured = None if anywhere or not may_measure() else gpu
-    asked = options.tune == "now" or (options.tune == "cached" and are_kept())
-    patches = options.patches if measured is not None and asked else None
-    compiler = replace(options.compiler, timed=patches is not None)
-    division = divide(lowered.graph, device, rulebook, compiler, (chosen,))
+    rulebook, device = target.rulebook, target.device
+    compiler = replace(options.compiler, timed=target.compiler is not None)
+    division = divide(lowered.graph, device, rulebook, compiler, (target.chosen,))
     places: Sequence[Occurrence] = division.places
-    if measured is not None:
-        alone, beside = _alone(patches) if patches is not None else (None, "")
-        prepare = partial(on_gpu, rulebook=rulebook, device=device, gpu=measured, compiler=alone)
-        watch = Stopwatch(rulebook, options.tune, name, prepare, beside)
+    if target.gpu is not None:
+        prepare = partial(
+            on_gpu, rulebook=rulebook, device=device, gpu=target.gpu, compiler=target.compiler
+        )
+        watch = Stopwatch(rulebook, options.tune, target.name, prepare, target.beside, target.group)
         places = watch.places(division.flow, places)
     places = substitute(lowered, division.flow, places, anywhere=anywhere)
     return Outcome(tuple(places), division.report)
+
+
+def _slower(
+    ours: torch.fx.GraphModule,
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: BackendOptions,
+    target: Target,
+) -> str:
+    """Why a graph is left to Inductor although kernels won each for itself; empty where they stay:
+    the graph is faster with them, or its times are not known."""
+    compiler, gpu, rulebook = target.compiler, target.gpu, target.rulebook
+    if compiler is None or gpu is None or options.compiler.take_all:
+        return ""
+
+    def timed() -> GraphTimes | None:
+        with_ours, without = (compiler(copied(each), inputs) for each in (ours, module))
+        return timed_graph(with_ours, without, inputs, rulebook, target.device, gpu)
+
+    asked = {"graph": ours.code, "inputs": [*map(said, inputs)], "gpu": target.name}
+    asked |= {"beside": target.beside, "rules": rulebook.hash}
+    times = graph_times(asked, options.tune, target.group, rulebook, timed)
+    return str(times) if times is not None and times.loses(rulebook) else ""
+
+
+def _left(places: Sequence[Occurrence], why: str) -> Iterator[Occurrence]:
+    """Places without kernels, for a reason."""
+    for place in places:
+        yield place if place.kernel is None else replace(place, kernel=None, as_fast=True, why=why)

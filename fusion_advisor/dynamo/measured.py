@@ -32,6 +32,7 @@ from fusion_advisor.codegen.header import does
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.dynamo.custom_ops import loaded
 from fusion_advisor.dynamo.partition import Occurrence
+from fusion_advisor.dynamo.ranks import Ranks, grouped
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Check, Kernel
@@ -96,6 +97,9 @@ class _Chosen:
 _KEPT = "us", "inductor_us", "spread_us"
 """Times that are kept of a choice beside its configuration."""
 
+_TOLD = *_KEPT, "said", "failure"
+"""Fields of a choice that rank 0 tells the others, beside its configuration."""
+
 
 @dataclass
 class Stopwatch:
@@ -108,6 +112,8 @@ class Stopwatch:
     beside: str = ""
     """Digest of the settings of the graph's compiler, by which its times are kept; empty where it
     is not timed."""
+    group: Ranks | None = None
+    """Processes that choose alike; None where this process is alone."""
     until: float = field(init=False)
     """Time of the monotonic clock at which configurations are no longer searched for."""
 
@@ -162,8 +168,27 @@ class Stopwatch:
         return replace(place, kernel=chosen.kernel, decision=decision, why=why)
 
     def _chosen(self, flow: Dataflow, place: Occurrence) -> _Chosen:
-        own, tuning = place.kernel, self.rulebook.tuning
+        own = place.kernel
         assert own is not None
+        if self.group is None:
+            return self._chosen_here(flow, place, own)
+
+        def decide() -> dict[str, Any]:
+            chosen = self._chosen_here(flow, place, own)
+            plan = chosen.decision.subject.plan
+            assert plan is not None
+            told = {each: getattr(chosen, each) for each in _TOLD}
+            return {"configuration": configuration(plan), **told}
+
+        told = self.group.decided(self._asked(flow, place, own), decide)
+        found = told and self._configured(flow, place, own, told["configuration"], told["said"])
+        if not found:
+            return _Chosen(place.decision, own)
+        return replace(found, **{each: told[each] for each in _TOLD})
+
+    def _chosen_here(self, flow: Dataflow, place: Occurrence, own: Kernel) -> _Chosen:
+        """Choice of this process."""
+        tuning = self.rulebook.tuning
         tuned = self.tune != "off" and place.decision.fused_us >= tuning.least.value
         known = self._known(flow, place, own) if tuned else None
         first = known or _Chosen(place.decision, own)
@@ -250,19 +275,28 @@ class Stopwatch:
 
     def _entry(self, flow: Dataflow, place: Occurrence, own: Kernel) -> Path:
         """File of the user's cache for a kernel on this GPU, with operands like these."""
+        return entry(kept_choices(), self._asked(flow, place, own))
+
+    def _asked(self, flow: Dataflow, place: Occurrence, own: Kernel) -> dict[str, Any]:
+        """Question that a choice answers, but for the versions of what is installed."""
         operands = [
             (t.dtype, [(n.bit_length(), n % 16 == 0) for n in t.shape])
             for t in _operands(flow, place)
         ]
         asked = {"kernel": does(own.text), "operands": operands, "gpu": self.gpu}
         asked |= {"beside": self.beside * (place.weighed is not None)}
-        return entry(cache_folder() / "tuned", {**asked, "rules": self.rulebook.hash})
+        return {**asked, "rules": self.rulebook.hash}
+
+
+def kept_choices() -> Path:
+    """Folder of the user's cache with what earlier runs chose."""
+    return cache_folder() / "tuned"
 
 
 def are_kept() -> bool:
     """Whether an earlier run has kept a choice: without one, kernels that are not predicted to win
     need not be written."""
-    return any((cache_folder() / "tuned").glob("*"))
+    return any(kept_choices().glob("*"))
 
 
 def _operands(flow: Dataflow, place: Occurrence) -> list[Tensor]:
@@ -285,11 +319,10 @@ def _kind(flow: Dataflow, place: Occurrence) -> object:
 # -- on the GPU ------------------------------------------------------------------------------------
 
 
-def may_measure() -> bool:
-    """Whether this process decides for itself, and may launch now: of several, each would decide
-    otherwise, and a capture would take the launches in."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not several and not torch.cuda.is_current_stream_capturing()
+def may_measure(tune: Tune) -> bool:
+    """Whether kernels may be chosen by their times now: of several processes each would choose
+    otherwise, unless rank 0 chooses for all, and a capture would take the launches in."""
+    return (tune == "now" or not grouped()) and not torch.cuda.is_current_stream_capturing()
 
 
 @dataclass
@@ -304,7 +337,7 @@ class DeviceKernelRuns:
     known: Truth | None = None
 
     def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
-        with ThreadPoolExecutor(self.rulebook.tuning.compiled.count) as pool, _apart(self.gpu):
+        with ThreadPoolExecutor(self.rulebook.tuning.compiled.count) as pool, apart(self.gpu):
             failures = list(pool.map(self._failure, kernels))
             calls = [
                 partial(self._operator(kernel), *self.operands)
@@ -317,7 +350,7 @@ class DeviceKernelRuns:
 
     def proven(self, kernel: Kernel, own: Kernel) -> Check:
         try:
-            with _apart(self.gpu):
+            with apart(self.gpu):
                 if self.known is None:
                     self.known = truth(loaded(own.text).reference, self.operands)
                 found = self._operator(kernel)(*self.operands)
@@ -334,7 +367,7 @@ class DeviceKernelRuns:
             loaded(own.text).reference,
             partial(self._operator(kernel), *self.operands),
         )
-        with _apart(self.gpu), tracing(None):
+        with apart(self.gpu), tracing(None):
             try:
                 graph = make_fx(reference)(*self.operands)
                 compiled = partial(self.compiler(graph, self.operands), *self.operands)
@@ -357,7 +390,7 @@ class DeviceKernelRuns:
 
 
 @contextmanager
-def _apart(gpu: torch.device) -> Generator[None]:
+def apart(gpu: torch.device) -> Generator[None]:
     """Leave the modes of the graph that is being compiled, on its GPU."""
     with unset_fake_temporarily(), torch.no_grad(), torch.cuda.device(gpu):
         yield
@@ -375,22 +408,32 @@ def on_gpu(
     gpu: torch.device,
     compiler: Compiler | None,
 ) -> KernelRuns | None:
-    """Operands like the given records at the sizes of this call: floats drawn from a normal
-    distribution by a generator of its own, integers zero, which index anything."""
-    with _apart(gpu):
-        most = rulebook.tuning.memory.value * torch.cuda.mem_get_info(gpu)[0]
-        if sum(t.extent * getattr(torch, t.dtype).itemsize for t in tensors) > most:
+    """Operands like the given records at the sizes of this call."""
+    with apart(gpu):
+        operands = drawn_operands(tensors, rulebook, gpu)
+        if operands is None:
             return None
-        drawn = torch.Generator(gpu).manual_seed(0)
-
-        def operand(like: Tensor) -> torch.Tensor:
-            dtype = getattr(torch, like.dtype)
-            if dtype.is_floating_point:
-                flat = torch.randn(like.extent, generator=drawn, device=gpu).to(dtype)
-            else:
-                flat = torch.zeros(like.extent, dtype=dtype, device=gpu)
-            return flat.as_strided(like.shape, like.stride)
-
-        operands = tuple(map(operand, tensors))
         watch = DeviceClock(timing_rules(rulebook, device))
         return DeviceKernelRuns(operands, watch, rulebook, gpu, compiler)
+
+
+def drawn_operands(
+    tensors: Sequence[Tensor], rulebook: Rulebook, gpu: torch.device
+) -> tuple[torch.Tensor, ...] | None:
+    """Tensors like the given records: floats drawn from a normal distribution by a generator of
+    its own, integers zero, which index anything. None where they would take too much of the free
+    memory."""
+    most = rulebook.tuning.memory.value * torch.cuda.mem_get_info(gpu)[0]
+    if sum(t.extent * getattr(torch, t.dtype).itemsize for t in tensors) > most:
+        return None
+    drawn = torch.Generator(gpu).manual_seed(0)
+
+    def operand(like: Tensor) -> torch.Tensor:
+        dtype = getattr(torch, like.dtype)
+        if dtype.is_floating_point:
+            flat = torch.randn(like.extent, generator=drawn, device=gpu).to(dtype)
+        else:
+            flat = torch.zeros(like.extent, dtype=dtype, device=gpu)
+        return flat.as_strided(like.shape, like.stride)
+
+    return tuple(map(operand, tensors))

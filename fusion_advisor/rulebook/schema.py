@@ -369,7 +369,8 @@ class InductorRules(Table):
     is how much more a kernel may keep in memory in a training step, of what it reads and writes. On
     a GPU the backend times a kernel that was worth at least `timed`, and leaves it where it takes
     `tolerated` times as long as it was worth; where it times Inductor's kernel, too, it tries what
-    is predicted to take less than `doubted` times as long."""
+    is predicted to take less than `doubted` times as long, and the kernels of a graph stay where it
+    takes less than `whole` of its time without them."""
 
     persistent: Elements
     call: Time
@@ -377,6 +378,7 @@ class InductorRules(Table):
     timed: Time
     tolerated: Speedup
     doubted: Speedup
+    whole: Share
     flat: Slower
     tiled: Slower
     row: Slower
@@ -541,8 +543,10 @@ class Tuning(Table):
     timeout: Seconds
     offered: Plans
     """Plans that the backend tries of one kernel, `compiled` at a time, for `spent` in one graph;
-    of a kernel that takes at least `least`, on operands that take `memory` of what is free."""
+    of a kernel that takes at least `least`, on operands that take `memory` of what is free. Other
+    processes of a group wait for rank 0's choices, `waited` at the most."""
     spent: Seconds
+    waited: Seconds
     least: Time
     compiled: Count
     memory: Share

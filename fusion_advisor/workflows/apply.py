@@ -25,8 +25,9 @@ import torch
 from torch._guards import CompileContext
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
+from fusion_advisor.dynamo.backend import Outcome, fusion_advisor
 from fusion_advisor.dynamo.measured import Tune
+from fusion_advisor.dynamo.options import Inner
 from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook

@@ -16,8 +16,12 @@ import torch.nn.functional as F
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune, are_kept
+from fusion_advisor.dynamo.options import alone, options_of
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
+from fusion_advisor.dynamo.ranks import Ranks
+from fusion_advisor.dynamo.target import Target
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
+from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Check, Kernel
@@ -301,8 +305,6 @@ def test_what_waits_for_a_matmul_is_no_neighbour() -> None:
 
 def test_regions_are_timed_beside_inductor_alone() -> None:
     """A backend function of the user's is called for the user's graphs and no others."""
-    module = importlib.import_module("fusion_advisor.dynamo.backend")
-    options_of, alone = module._options, module._alone
 
     def beside(mode: str | None) -> str:
         patches = options_of(mode, {}).patches
@@ -321,7 +323,6 @@ def test_the_names_of_our_options_stay() -> None:
     """What is not ours goes to Inductor, which refuses what it does not know."""
     given = {"inner": "eager", "take_all": True, "device": "h200", "rules": (), "tune": "off"}
     asked = dict(given)
-    options_of = importlib.import_module("fusion_advisor.dynamo.backend")._options
     chosen = options_of(None, asked)
     assert asked == {}, "each of them is ours"
     assert (chosen.device, chosen.compiler.take_all) == ("h200", True)
@@ -358,7 +359,11 @@ class Told:
 
 
 def watched(
-    told: Told, worth_us: float = float("inf"), tune: Tune = "off", predicted_us: float = 10.0
+    told: Told,
+    worth_us: float = float("inf"),
+    tune: Tune = "off",
+    predicted_us: float = 10.0,
+    group: Ranks | None = None,
 ) -> tuple[Occurrence, Kernel]:
     """First of two places of one kernel after the stopwatch, and the kernel by the rules."""
     flow = flow_of(by_hand, torch.empty(4096, 4096, device="meta"))
@@ -368,7 +373,8 @@ def watched(
     weighed = InductorComparison(worth_us, predicted_us, 0.0, 0, 0, 0, call_us=0.0)
     beside = weighed if worth_us < float("inf") else None
     place = Occurrence("g1", "chain", "because", decision, kernel, weighed=beside)
-    found = Stopwatch(RULES, tune, "G", told.prepare, "Inductor").places(flow, [place, place])
+    watch = Stopwatch(RULES, tune, "G", told.prepare, "Inductor", group)
+    found = watch.places(flow, [place, place])
     assert found[0] == found[1]
     return found[0], kernel
 
@@ -463,6 +469,113 @@ def test_a_kernel_that_cannot_run_is_left_when_it_is_tuned(own_cache: Path) -> N
     place, _ = watched(Told(lambda kernel: "no memory"), tune="now")
     assert (place.kernel, place.why) == (None, "does not run on this GPU: no memory")
     assert not own_cache.exists()
+
+
+# -- a group of processes --------------------------------------------------------------------------
+
+
+def group_of(count: int, waited_s: float = 5.0) -> list[Ranks]:
+    store = torch.distributed.HashStore()
+    return [Ranks(rank, store, waited_s) for rank in range(count)]
+
+
+def test_rank_0_chooses_for_all(own_cache: Path) -> None:
+    """The others time nothing, and keep nothing: what they place is what rank 0 places."""
+    first, second = group_of(2)
+    times: dict[str, float] = {}
+
+    def us(kernel: Kernel) -> float:
+        return times.setdefault(kernel.text, 80.0 - len(times))
+
+    mine, own = watched(Told(us, inductor_us=90.0), 100.0, "now", group=first)
+    assert mine.kernel not in (None, own)
+    kept = [*own_cache.iterdir()]
+    idle = Told(lambda kernel: 1.0)
+    theirs, _ = watched(idle, 100.0, "now", group=second)
+    assert (theirs.kernel, theirs.why) == (mine.kernel, mine.why)
+    assert (idle.asked, [*own_cache.iterdir()]) == (0, kept)
+
+    kept[0].unlink()
+    first, second = group_of(2)
+    slow = watched(Told(us, inductor_us=10.0), 200.0, "now", group=first)[0]
+    assert slow.kernel is None
+    assert watched(idle, 200.0, "now", group=second)[0] == slow
+
+
+def test_who_hears_nothing_of_rank_0_goes_by_the_rules() -> None:
+    _, second = group_of(2, waited_s=0.01)
+    with pytest.warns(UserWarning, match="rank 0 chose no kernels for rank 1 in 0 s"):
+        place, own = watched(Told(lambda kernel: 1.0), tune="now", group=second)
+    assert (place.kernel, place.why) == (own, "because")
+    assert watched(Told(lambda kernel: 1.0), tune="now", group=second)[0] == place, (
+        "no more waiting"
+    )
+
+
+# -- a whole graph ---------------------------------------------------------------------------------
+
+
+def test_a_graph_has_to_be_faster_with_kernels_by_more_than_rounds_differ() -> None:
+    def left(ours_us: float, spread_us: float = 0.0) -> bool:
+        return GraphTimes(ours_us, 1000.0, spread_us).loses(RULES)
+
+    assert [left(us) for us in (980.0, 989.0, 991.0, 1100.0)] == [False, False, True, True]
+    assert [left(1000.0, spread) for spread in (9.0, 11.0)] == [True, False]
+
+
+def test_times_of_a_graph_are_kept_and_told(own_cache: Path) -> None:
+    """Without `now` nothing is timed; what could not be timed is not kept."""
+    asked = {"graph": "a"}
+    calls: list[int] = []
+
+    def found(tune: Tune, times: GraphTimes | None, group: Ranks | None = None) -> Any:
+        def timed() -> GraphTimes | None:
+            calls.append(1)
+            return times
+
+        return graph_times(asked, tune, group, RULES, timed)
+
+    one, other = GraphTimes(90.0, 100.0, 1.0), GraphTimes(1.0, 2.0, 3.0)
+    assert [found("cached", one), found("off", one), found("now", None)] == [None] * 3
+    assert (len(calls), own_cache.exists()) == (1, False)
+    assert [found("now", one), found("now", other), found("cached", other)] == [one] * 3
+    assert len(calls) == 2
+    first, second = group_of(2)
+    assert [found("now", None, first), found("now", None, second)] == [one, one]
+
+
+@pytest.mark.parametrize(("us", "stay"), [(90.0, True), (110.0, False)])
+def test_kernels_that_make_the_graph_slower_are_left(
+    us: float, stay: bool, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wins for itself; the graph is compiled as it is told of."""
+    backend = importlib.import_module("fusion_advisor.dynamo.backend")
+    graphs: list[str] = []
+
+    def inner(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(module.code)
+        return lambda *given: given  # not worth a run in the interpreter
+
+    here = torch.device("cpu")
+    target = Target(RULES, RULES.device("h200"), "", "G", here, inner, "Inductor", None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backend, "target_of", lambda *given, **how: target)
+    monkeypatch.setattr(backend, "on_gpu", lambda *given, **how: None)
+    monkeypatch.setattr(backend, "timed_graph", lambda *given: GraphTimes(us, 100.0, 0.0))
+    outcomes: list[Any] = []
+    options = {"inner": inner, "take_all": False, "tune": "now"}
+
+    def compiler(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return backend.fusion_advisor(module, inputs, options=options, on_outcome=outcomes.append)
+
+    with torch.no_grad():
+        torch.compile(by_hand, backend=compiler)(torch.ones(4096, 4096, dtype=torch.bfloat16))
+    (outcome,) = outcomes
+    assert bool(outcome.taken) == stay
+    assert ("fusion_advisor" in graphs[-1]) == stay
+    said = {place.why for place in outcome.left}
+    slow = "the graph takes 110.0 us with kernels of ours and 100.0 us without (timed here)"
+    assert said == (set() if stay else {slow})
 
 
 # -- rewrites --------------------------------------------------------------------------------------

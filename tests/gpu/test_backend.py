@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +159,57 @@ def test_a_second_device_gets_its_own_launches() -> None:
     found = compiled(model, options={"take_all": True})(x)
     assert outcome().taken
     right(model, found, x)
+
+
+@torch.no_grad()
+def test_a_whole_graph_is_timed_with_kernels_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times are kept; a graph that is said to be slower with kernels has none, without any
+    being timed."""
+    monkeypatch.setenv("FUSION_ADVISOR_CACHE", str(tmp_path))
+    model = Attention(1024).cuda().to(torch.bfloat16)
+    x = torch.randn(8, 2048, 1024, device="cuda", dtype=torch.bfloat16)
+
+    def kept() -> dict[Path, dict[str, Any]]:
+        found = {file: json.loads(file.read_text()) for file in (tmp_path / "tuned").iterdir()}
+        return {file: times for file, times in found.items() if "alone_us" in times}
+
+    right(model, compiled(model, dynamic=False, options={"tune": "now"})(x), x)
+    assert outcome().taken
+    ((file, times),) = kept().items()
+    assert 50 < times["ours_us"] < 0.99 * times["alone_us"] + times["spread_us"]
+
+    file.write_text(json.dumps({**times, "ours_us": 2 * times["alone_us"]}))
+    torch._dynamo.reset()
+    right(model, compiled(model, dynamic=False, options={"tune": "cached"})(x), x)
+    assert not outcome().taken
+    assert "the graph takes" in outcome().left[0].why
+
+
+def one_of_two(rank: int, folder: Path) -> None:
+    """Compile in a process of a group, and say what was placed."""
+    os.environ["FUSION_ADVISOR_CACHE"] = str(folder / str(rank))
+    torch.distributed.init_process_group(
+        "gloo", rank=rank, world_size=2, init_method=f"file://{folder}/met"
+    )
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.tanh(x.float()), -1).to(x.dtype)
+
+    with torch.no_grad():
+        x = torch.randn(4096, 7168, device="cuda", dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(rows, options={"tune": "now"})(x), rows(x))
+    places = [(each.kernel and each.kernel.text, each.why) for each in outcome().places]
+    (folder / f"{rank}.json").write_text(json.dumps(places))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_of_a_group_place_what_rank_0_chose(tmp_path: Path) -> None:
+    """Rank 0 alone measures, and keeps what it measured."""
+    torch.multiprocessing.spawn(one_of_two, (tmp_path,), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second != []
+    assert [*(tmp_path / "0").glob("tuned/*")]
+    assert not [*(tmp_path / "1").glob("tuned/*")]

@@ -1,0 +1,136 @@
+"""Stage: time a whole graph on the GPU with its kernels and without, and leave the kernels where
+they do not make it faster: what wins alone may cost the graph what Inductor would have fused
+around it.
+
+Both are timed on operands drawn for this, as kernels are. The times are kept in the user's cache.
+"""
+# torch carries Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._guards import tracing
+
+from fusion_advisor.dynamo.measured import Tune, apart, drawn_operands, kept_choices
+from fusion_advisor.dynamo.ranks import Ranks
+from fusion_advisor.frontend.expansions import describe, hint
+from fusion_advisor.measure.clocks import DeviceClock
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.measure.protocol import Series
+from fusion_advisor.measure.search import spread_of
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.kept import entry, put, read
+from fusion_advisor.support.kernel_fault import cause
+
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class GraphTimes:
+    """Microseconds of a graph with kernels of ours and as Inductor's alone; `spread_us`: by how
+    much rounds differ."""
+
+    ours_us: float
+    alone_us: float
+    spread_us: float
+
+    def loses(self, rulebook: Rulebook) -> bool:
+        """Whether the kernels are left: the graph is not faster with them by as much as it has to
+        be, and rounds differ by less than what is missing."""
+        missing_us = self.ours_us - rulebook.inductor.whole.value * self.alone_us
+        return missing_us > self.spread_us
+
+    def __str__(self) -> str:
+        return (
+            f"the graph takes {self.ours_us:.1f} us with kernels of ours and"
+            f" {self.alone_us:.1f} us without (timed here)"
+        )
+
+
+def graph_times(
+    asked: Mapping[str, Any],
+    tune: Tune,
+    group: Ranks | None,
+    rulebook: Rulebook,
+    timed: Callable[[], GraphTimes | None],
+) -> GraphTimes | None:
+    """Times of what is asked: those that an earlier run has kept, or `timed` now, by rank 0 of a
+    group for all; None where neither may be, or they could not be timed."""
+
+    def decided() -> dict[str, float] | None:
+        file = entry(kept_choices(), asked)
+        try:
+            kept = read(file)
+            return asdict(GraphTimes(**kept))
+        except (OSError, ValueError, TypeError):
+            found = timed() if tune == "now" else None
+        if found is None:
+            return None
+        put(file, asdict(found), rulebook.cache.tuned.count)
+        return asdict(found)
+
+    told = decided() if group is None else group.decided(asked, decided)
+    return GraphTimes(**told) if told else None
+
+
+def said(value: Any) -> str:
+    """Input of a graph, as far as its time depends on the input."""
+    return str(describe(value) if isinstance(value, torch.Tensor) else value)
+
+
+def timed_graph(
+    ours: Run,
+    alone: Run,
+    inputs: Sequence[Any],
+    rulebook: Rulebook,
+    device: Device,
+    gpu: torch.device,
+) -> GraphTimes | None:
+    """Times of two compiled graphs that take the same inputs, in turn; None where the operands
+    would take too much memory, and, with a warning, where a graph does not run."""
+    with apart(gpu), tracing(None):
+        try:
+            operands = _operands(inputs, rulebook, gpu)
+            if operands is None:
+                return None
+            clock = DeviceClock(timing_rules(rulebook, device))
+            runs = [partial(run, *operands) for run in (ours, alone)]
+            turns = clock.turns(runs, rulebook.tuning.screened.count)
+            found = [Series(tuple(each)) for each in turns]
+            clock.release()
+        except Exception as error:  # noqa: BLE001 whatever it is, the prediction stays
+            warnings.warn(f"fusion_advisor: the graph is not timed: {cause(error)}", stacklevel=2)
+            return None
+    ours_us, alone_us = (statistics.median(each.us) for each in found)
+    return GraphTimes(ours_us, alone_us, max(map(spread_of, found)))
+
+
+def _operands(
+    inputs: Sequence[Any], rulebook: Rulebook, gpu: torch.device
+) -> tuple[Any, ...] | None:
+    """Operands for the inputs of a graph, at the sizes of this call."""
+    tensors = [v for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda]
+    drawn = drawn_operands([describe(each) for each in tensors], rulebook, gpu)
+    if drawn is None:
+        return None
+    left = iter(drawn)
+
+    def operand(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return hint(value)
+        if value.is_cuda:
+            return next(left)
+        like = describe(value)
+        return torch.zeros(like.extent, dtype=value.dtype).as_strided(like.shape, like.stride)
+
+    return tuple(map(operand, inputs))
