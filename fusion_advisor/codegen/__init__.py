@@ -10,5 +10,6 @@ OFFERS = (
     "kernel_package",
     "pair",
     "test_inputs",
+    "tuned_numbers",
 )
 """The modules that other rooms may import."""

@@ -1,8 +1,7 @@
-"""Header of an emitted file: tool and rules that wrote it, its source, its check, what a search
-found, the command that makes it again, and a hash of its own text.
+"""Header of an emitted file: tool and rules that wrote it, its source, its check, the command that
+makes it again, and a hash of its own text.
 
-The header stands last in the file's docstring. Nothing in it changes from run to run except the
-times that a search measured.
+The header stands last in the file's docstring. Nothing in it changes from run to run.
 """
 
 from __future__ import annotations
@@ -21,24 +20,20 @@ from fusion_advisor.ir.kernel import Check
 _DIGITS = 12
 _BY, _FROM = "Written by: fusion-advisor ", "Source hash: "
 _CHECKED, _TEXT = "Checked: ", "Text hash: "
-_SEARCHED, _INSTEAD, _MADE = "Searched: ", "Instead of: ", "Made by: "
+_MADE = "Made by: "
 _LINE = re.compile(rf"^{_TEXT}.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Stamp:
     """`rules` is a rulebook's hash; `sources` names the model's files that the group's lines come
-    from, each with the `fingerprint` of its text; `checked`, `searched` and `command` are for
-    people. `replaced_kernel` is the fingerprint of the kernel in the rules' own configuration,
-    where a search has found a faster one; else empty."""
+    from, each with the `fingerprint` of its text; `checked` and `command` are for people."""
 
     tool: str
     rules: str
     sources: tuple[tuple[str, str], ...] = ()
     checked: str = "no"
     command: str = ""
-    searched: str = ""
-    replaced_kernel: str = ""
 
 
 def fingerprint(text: str | bytes) -> str:
@@ -65,8 +60,6 @@ def stamped(text: str, stamp: Stamp) -> str:
         f"{_BY}{stamp.tool}, rules {stamp.rules[:_DIGITS]}",
         *(f"{_FROM}{mark} {quoted(name)}" for name, mark in stamp.sources),
         *_over_lines(f"{_CHECKED}{quoted(stamp.checked)}"),
-        *_over_lines(f"{_SEARCHED}{quoted(stamp.searched)}" if stamp.searched else ""),
-        *([f"{_INSTEAD}{stamp.replaced_kernel}"] if stamp.replaced_kernel else []),
         *_over_lines(f"{_MADE}{quoted(stamp.command)}" if stamp.command else ""),
     ]
     return _signed("\n".join([head, "", *lines]), rest)
@@ -100,11 +93,8 @@ def body(text: str) -> str:
 
 
 def does(text: str) -> str:
-    """Fingerprint of what an emitted file computes, in the configuration that the rules choose; a
-    file that a search replaced has the same one."""
-    lines = _split(text)[0].splitlines()
-    found = (line.removeprefix(_INSTEAD) for line in lines if line.startswith(_INSTEAD))
-    return next(found, fingerprint(body(text)))
+    """Fingerprint of what an emitted file computes."""
+    return fingerprint(body(text))
 
 
 def edited(text: str) -> bool:
@@ -126,7 +116,7 @@ def read_stamp(text: str) -> Stamp | None:
             tool,
             rules,
             tuple((_unquoted(name), mark) for mark, _, name in marked),
-            *(_unquoted(_said(lines, what)) for what in (_CHECKED, _MADE, _SEARCHED, _INSTEAD)),
+            *(_unquoted(_said(lines, what)) for what in (_CHECKED, _MADE)),
         )
     except (SyntaxError, ValueError):
         return None

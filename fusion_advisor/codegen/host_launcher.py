@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 from fusion_advisor.codegen.kernel_file import (
@@ -202,21 +202,27 @@ def _count_parts(file: KernelFile, step: Step) -> str:
     return f"{_parts(file, step)} = {_counted(file, step.numbered)}"
 
 
-def _counted(file: KernelFile, programs: Extent) -> str:
-    """How many programs there are along some axes."""
+def _counted(file: KernelFile, programs: Extent, named: Collection[str] = ()) -> str:
+    """How many programs there are along some axes; `named`: constants that are asked by name."""
     text = extent(file, programs.axes)
-    text = text if programs.per == 1 else f"cdiv({text}, {programs.per})"
+    per = f'at["{programs.by}"]' if programs.by in named else str(programs.per)
+    text = text if programs.per == 1 else f"cdiv({text}, {per})"
     return f"torch.sym_min({text}, {limits(file)[programs.most]})" if programs.most else text
 
 
-def _grid(file: KernelFile, step: Step) -> str:
-    """Programs along each dimension."""
-    named = {step.numbered: _parts(file, step)} if step.parts else {}
+def _grid(file: KernelFile, kernel: JitFunction) -> str:
+    """Programs along each dimension: a function of the constants that they are counted by, which
+    may be other ones at launch (`tuned_numbers.py`)."""
+    step = kernel.step
+    counted = {step.numbered: _parts(file, step)} if step.parts else {}
+    named = {constant.name for constant in kernel.body.constants if not constant.rule}
 
     def text(dimension: Sequence[Extent]) -> str:
-        return product([named.get(programs) or _counted(file, programs) for programs in dimension])
+        each = (counted.get(programs) or _counted(file, programs, named) for programs in dimension)
+        return product([*each])
 
-    return _tuple([text(dimension) for dimension in step.grid])
+    found = _tuple([text(dimension) for dimension in step.grid])
+    return f"lambda at: {found}" if "at[" in found else found
 
 
 def limits(file: KernelFile) -> dict[int, str]:
@@ -244,7 +250,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> str:
     constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
     given, numbers = _tuple(_given(file, kernel)), _tuple(_numbers(file, kernel))
-    return f"launch({', '.join([kernel.name, _grid(file, step), given, numbers, *constants])})"
+    return f"launch({', '.join([kernel.name, _grid(file, kernel), given, numbers, *constants])})"
 
 
 def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:

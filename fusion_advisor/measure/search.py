@@ -9,12 +9,13 @@ kernel has to pass; else the rules' own stays.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
-from fusion_advisor.codegen.header import does
+from fusion_advisor.codegen.tuned_numbers import Numbers, launched, tuning_path, tuning_text
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.measure.config_space import configuration, neighbours
@@ -41,18 +42,18 @@ class Contender:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: the kernel to write. `summary` is the result in words, for the file's
-    header; `proof` is the winner's, and `replaced_kernel` the fingerprint of the rules' own kernel:
-    None and empty where that kernel stays. `us` and `own_us` are the times of both. `failure` says
-    why the search has no result."""
+    """Result of a search: the fastest kernel. `summary` is the result in words; `us` and `own_us`
+    are its time and that of the rules' own. `numbers` are those of the launches of the rules' own
+    kernel that make it the fastest one on `gpu`; none where they are already. `failure` says why
+    the search has no result."""
 
     kernel: Kernel
     summary: str = ""
     configuration: str = ""
     us: float = 0.0
     own_us: float = 0.0
-    proof: Proven | None = None
-    replaced_kernel: str = ""
+    gpu: str = ""
+    numbers: Numbers = field(default_factory=dict[str, dict[str, int]])
     failure: str = ""
 
 
@@ -63,7 +64,7 @@ class Timer(Protocol):
 
 
 class Searcher(Protocol):
-    """Function that finds the fastest configuration of a group's kernel. `emitted` writes the
+    """Function that finds the fastest numbers for a kernel's launches. `emitted` writes the
     kernel of another plan, or says why there is none; `proven` checks and compiles it."""
 
     def __call__(
@@ -109,8 +110,7 @@ def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
             return measure_turns(decision, kernels, rounds, worker, rules, timeout_s)
 
         tried = neighbours(decision, rulebook)
-        own, *others = contenders(decision, kernel, emitted, tried)
-        return search(own, others, timed, proven, rulebook)
+        return of_launches(contenders(decision, kernel, emitted, tried), timed, proven, rulebook)
 
     return searched
 
@@ -131,6 +131,40 @@ def contenders(
     return found
 
 
+def of_launches(
+    found: Sequence[Contender],
+    timed: Timer,
+    proven: Callable[[Kernel], Proven],
+    rulebook: Rulebook,
+) -> SearchResult:
+    """Find the fastest numbers for the launches of a kernel, the first of those found: only the
+    others are tried that differ from it in these numbers alone, which its runtime can take."""
+    own, *others = found
+    computes, numbers = launched(own.kernel.text)
+    alike = [each for each in others if launched(each.kernel.text)[0] == computes]
+    result = search(own, alike, timed, proven, rulebook)
+    wanted = launched(result.kernel.text)[1]
+    return replace(result, kernel=own.kernel, numbers=wanted if wanted != numbers else {})
+
+
+def tuning_file(
+    folder: Path, searches: Mapping[str, SearchResult], texts: Mapping[str, str]
+) -> dict[Path, str]:
+    """File with what searches found for kernels in a folder, by its path: none where the rules' own
+    numbers are the fastest everywhere. `texts` are those of the kernels' files, by the names of the
+    searches. Raises UsageError for a file that is there and cannot be read."""
+    found = {name: each for name, each in searches.items() if each.numbers and name in texts}
+    if not found:
+        return {}
+    gpu = next(iter(found.values())).gpu  # a search is on one
+    path = folder / tuning_path(gpu)
+    rows = {texts[name]: (each.numbers, each.summary) for name, each in found.items()}
+    try:
+        return {path: tuning_text(rows, path.read_text("utf-8") if path.exists() else "")}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}; delete it, and search again") from error
+
+
 def search(
     own: Contender,
     others: Sequence[Contender],
@@ -148,6 +182,7 @@ def search(
     own_us = statistics.median(first.us)
     ranked = sorted((statistics.median(row.us), n) for n, row in enumerate(rows) if row.us)
     quicker = [others[n] for us, n in ranked if us < own_us]
+    gpu = dict(all_in_turn.machine)["gpu"]
     head = f"{_place(all_in_turn)}, of {len(others) + 1} configurations"
     for one in quicker[: numbers.finalists.count]:
         alone = timed([own.kernel, one.kernel], numbers.rounds.count)
@@ -157,21 +192,19 @@ def search(
         own_us = statistics.median(mine.us)
         if not faster(its, mine, rulebook.measure.tie.value):
             continue
-        proof = proven(one.kernel)
-        if not holds(*proof):
+        if not holds(*proven(one.kernel)):
             continue
         us = statistics.median(its.us)
         summary = (
             f"{head}: {one.configuration}, {us:.2f} us; "
             f"the rules' own, {own.configuration}, {own_us:.2f} us"
         )
-        own_text = does(own.kernel.text)
-        return SearchResult(one.kernel, summary, one.configuration, us, own_us, proof, own_text)
+        return SearchResult(one.kernel, summary, one.configuration, us, own_us, gpu)
     summary = (
         f"{head}: the rules' own, {own.configuration}, {own_us:.2f} us; "
         "no other that is right is faster by more than times differ"
     )
-    return SearchResult(own.kernel, summary, own.configuration, own_us, own_us)
+    return SearchResult(own.kernel, summary, own.configuration, own_us, own_us, gpu)
 
 
 def faster(one: Series, other: Series, tie: float) -> bool:

@@ -91,7 +91,9 @@ class Step:
     @property
     def tiles(self) -> Extent:
         """Tiles of rows, or, without rows, of elements."""
-        return Extent(spanned(self.outer), self.rows if self.inner else self.block)
+        if self.inner:
+            return Extent(spanned(self.outer), self.rows, by="ROWS")
+        return Extent(spanned(self.outer), self.block, by="BLOCK")
 
     @property
     def walkers(self) -> Extent:
@@ -101,7 +103,8 @@ class Step:
     @property
     def beside(self) -> Extent:
         """Programs that share a row."""
-        return Extent(spanned(self.inner), self.part) if self.part else Extent(())
+        by = "PART" if self.chunked else "COLS"
+        return Extent(spanned(self.inner), self.part, by=by) if self.part else Extent(())
 
     @property
     def numbered(self) -> Extent:

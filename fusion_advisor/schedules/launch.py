@@ -38,11 +38,12 @@ class Constant:
 @dataclass(frozen=True, slots=True)
 class Extent:
     """Places along some axes in units of `per`, rounded up; `most` at the most, where that is
-    not 0."""
+    not 0. `by`: name of the constant of the tile that has these units."""
 
     axes: tuple[int, ...]
     per: int = 1
     most: int = 0
+    by: str = ""
 
     def at(self, sizes: Mapping[int, int]) -> int:
         """How many there are at some sizes of the axes."""

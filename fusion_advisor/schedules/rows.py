@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from fusion_advisor.region.region import Region
-from fusion_advisor.rulebook.devices import VECTOR_BYTES
+from fusion_advisor.rulebook.devices import SECTOR_BYTES, VECTOR_BYTES
 from fusion_advisor.rulebook.schema import Device
 from fusion_advisor.schedules.base import (
     DIVISOR,
@@ -102,6 +102,26 @@ class Rows:
         """Whether rows lie across contiguous memory in a tensor, and along it in as many bytes."""
         turned = [self._turned(each) * each.tensor.bytes for each in self.everything]
         return max(turned) > 0 >= sum(turned)
+
+    @property
+    def crossed(self) -> bool:
+        """Whether rows lie across contiguous memory in large tensors, and along it in others."""
+        turned = [self._turned(each) * each.tensor.bytes for each in self.everything]
+        most = max(map(abs, turned))
+        return 4 * max(turned) >= most and -4 * min(turned) >= most > 0
+
+    def torn(self, device: Device) -> bool:
+        """Whether rows lie across contiguous memory in a tensor that the L2 does not hold, whose
+        lines begin between sectors, so that programs take more sectors than their rows fill."""
+        return any(
+            self._turned(each) > 0
+            and each.tensor.bytes > device.memory.l2.count
+            and any(
+                each.step(group.axes[-1]) * each.tensor.itemsize % SECTOR_BYTES
+                for group in self.along
+            )
+            for each in self.everything
+        )
 
     def _turned(self, access: Access) -> int:
         """1 where rows lie across contiguous memory, -1 where they lie along it, 0 where the tensor

@@ -12,6 +12,7 @@ from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
 from fusion_advisor.schedules.blocked import scanned_across
 from fusion_advisor.schedules.layout import reach
+from fusion_advisor.schedules.rows import laid_out
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
 
 
 def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
-    """Plans that fill the device first; of those that do, or do not, the ones that move the fewest
-    bytes, give or take a finishing step; of those the ones that scan no long rows at once, and the
-    one whose schedule comes first."""
+    """Plans that fill the device first; of those that do, or do not, the ones that tear no sectors,
+    if there is one, and that move the fewest bytes, give or take a finishing step; of those the
+    ones that scan no long rows at once, and the one whose schedule comes first."""
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
     least = min((plan.moved for plan in plans), default=0)
     numbers = rulebook.schedules.blocked
@@ -110,10 +111,17 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
             most = scanned_across(step.region, numbers)
         return any(step.region.all("scan")) and step.block > most
 
-    def rank(plan: Plan) -> tuple[bool, bool, bool, bool]:
+    def tears(step: Step) -> bool:
+        """Does a kernel that reduces rows take other operands across them, in torn sectors?"""
+        across = frozenset(axis for group in step.outer for axis in group.axes)
+        laid = laid_out(step.region, step.along, across, step.serial)
+        return bool(step.region.reduced) and laid.crossed and laid.torn(device)
+
+    def rank(plan: Plan) -> tuple[bool, bool, bool, bool, bool]:
         long = any(map(scans_long, plan.steps))
         much = long and scanned_across(plan.region, numbers) == 1  # more than idle threads cost
-        return much, _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
+        torn, more = any(map(tears, plan.steps)), plan.moved > least * (1 + slack)
+        return much, _idles(plan.busiest, device), torn, more, long
 
     return sorted(plans, key=rank)
 

@@ -18,6 +18,7 @@ from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
+from fusion_advisor.schedules.rows import laid_out, rows_of
 
 NAME = "split"
 
@@ -31,7 +32,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     serial = serial_axes(region, inner, rulebook.schedules.flat)
     rows = prod(region.sizes[a] for a in region.space - inner - serial)
     enough = rows >= device.multiprocessor.count.count
-    if along and enough and not walked_twice(region, inner, device, rulebook):
+    again = walked_twice(region, inner, device, rulebook)
+    if along and enough and not (again or torn_by_others(region, inner, serial, device)):
         raise Refused("no-schedule", "there are rows enough for a program each")
     steps: list[Step] = []
     left: Region | None = region
@@ -55,11 +57,26 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     return Plan(NAME, region, tuple(steps))
 
 
+def torn_by_others(
+    region: Region, inner: frozenset[int], serial: frozenset[int], device: Device
+) -> bool:
+    """Whether tensors that lie one way are reduced, and others that lie across them are needed for
+    the results alone: a program that has both takes few elements of each line of the former, and
+    more sectors than these fill where lines begin between two."""
+    laid = rows_of(region, inner, serial)
+    if not (laid.crossed and laid.torn(device)):
+        return False
+    reduced = Cut(region, inner, passes(region, inner)[0], 1, 0).partial()
+    across = region.space - inner - serial
+    return not laid_out(reduced, inner, across, frozenset()).crossed
+
+
 def _results(left: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> Step:
     """The kernel of what lies along the rows, once their reductions are known."""
     along = all(inner <= output.axes for output in left.outputs)
     if along and not left.reduced:
-        return tiled.tile(left, inner, frozenset(), device, rulebook)
+        across = tiled.across_axis(left, inner, rulebook)
+        return tiled.tile(left, inner, frozenset(), device, rulebook, across)
     (step,) = flat.plan(left, device, rulebook).steps
     return step
 

@@ -6,7 +6,6 @@ that lies across the others (a transpose) is read in lines as long as those that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -37,7 +36,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if len(groups) < 2:
         raise Refused("no-schedule", "a flat kernel serves as well")
     inner = _line(stores[0], groups[-1])
-    across = _across(loads, inner, region, rulebook.schedules.row.sector_bytes.count)
+    across = across_axis(region, inner, rulebook)
     least = numbers.least_groups.count
     moved = any(load.pulled for load in loads)
     few = len(groups) < least and not moved
@@ -55,13 +54,12 @@ def _line(store: Access, last: Group) -> frozenset[int]:
     return frozenset(last.axes)
 
 
-def _across(
-    loads: Sequence[Access], inner: frozenset[int], region: Region, least_bytes: int
-) -> int | None:
+def across_axis(region: Region, inner: frozenset[int], rulebook: Rulebook) -> int | None:
     """The axis along which a large tensor lies contiguous for a sector and more, when it is not
     that of the results: what is shorter, lanes along the results have read soon enough."""
     elements = prod(region.sizes[axis] for axis in region.space)
-    for load in loads:
+    least_bytes = rulebook.schedules.row.sector_bytes.count
+    for load in accesses(region)[0]:
         if 4 * load.tensor.addressed < elements or load.pulled:
             continue
         for axis, step in load.strides.items():

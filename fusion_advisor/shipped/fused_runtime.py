@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import json
 import math
 import os
 import re
@@ -161,10 +162,14 @@ def require(version):
 
 def operator_name(function):
     """Name of a function's operator."""
-    lines, _ = inspect.findsource(function.__code__)
-    mark = hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
     package = function.__module__.rpartition(".")[0] or function.__module__
-    return re.sub(r"\W", "_", f"{package}_{function.__name__}_{mark}")
+    return re.sub(r"\W", "_", f"{package}_{function.__name__}_{fingerprint(function)}")
+
+
+def fingerprint(function):
+    """Hash of the text of the file that a function stands in."""
+    lines, _ = inspect.findsource(function.__code__)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
 
 
 def schema(name, function, results):
@@ -523,13 +528,36 @@ def repair():
         install()
 
 
+@functools.cache
+def tuned(function, device):
+    """Numbers with which a search found a kernel of this text fastest on such a GPU: those of
+    `tuning/GPU.json` beside the kernels, if it is there (`fusion-advisor emit --search`)."""
+    gpu = re.sub(r"\W+", "_", torch.cuda.get_device_name(device))
+    file = Path(function.__code__.co_filename).with_name("tuning") / f"{gpu}.json"
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get(function.__name__)
+        if found is None or found["text"] == fingerprint(function):
+            return found["numbers"] if found else {}
+        problem = f"{function.__name__} has another text than the one that was measured"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    warnings.warn(f"{file}: {problem}; search again, or delete it", stacklevel=6)
+    return {}
+
+
 def launch(kernel, grid, tensors, numbers, **constants):
-    """Call `kernel[grid](...)`. What Triton compiled for such arguments before is launched
-    directly; then what launches it, the tensors and the other arguments are given back."""
+    """Call `kernel[grid](...)`; `grid` may be a function of the constants. What Triton compiled
+    for such arguments before is launched directly; then what launches it, the tensors and the other
+    arguments are given back."""
     device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
             return launch(kernel, grid, tensors, numbers, **constants)
+    if device >= 0:
+        constants |= tuned(kernel.fn, device)
+    grid = grid(constants) if callable(grid) else grid
     odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
     key = id(kernel), device, grid, numbers, odd, *constants.values()
     known = launched.get(key)

@@ -167,7 +167,7 @@ def _signed(
     made_in = (flow.nodes[number].source for place in finding.instances for number in place)
     files = sorted({Path(source.file).resolve() for source in made_in if source})
     sources = tuple((_beside(file, home), mark) for file in files if (mark := mark_of(file)))
-    stamp = stamp_of(request, proof.check, rulebook, proof.searched)
+    stamp = stamp_of(request, proof.check, rulebook)
     stamp = replace(stamp, sources=sources)
     return replace(proof.kernel, text=stamped(proof.kernel.text, stamp))
 
@@ -178,23 +178,16 @@ def _beside(file: Path, home: Path) -> str:
     return Path(name).name if Path(name).is_absolute() else Path(name).as_posix()
 
 
-def stamp_of(
-    request: Request, check: Check | None, rulebook: Rulebook, found: SearchResult | None = None
-) -> Stamp:
-    """Header of a kernel's file: the tool that wrote and checked the kernel, and the result
-    of a search."""
+def stamp_of(request: Request, check: Check | None, rulebook: Rulebook) -> Stamp:
+    """Header of a kernel's file: the tool that wrote and checked the kernel."""
     tool = version("fusion-advisor") or "unknown"
-    return Stamp(
-        tool, rulebook.hash, checked=checked(check), command=request.command,
-        searched=found.summary if found else "",
-        replaced_kernel=found.replaced_kernel if found else "",
-    )  # fmt: skip
+    return Stamp(tool, rulebook.hash, checked=checked(check), command=request.command)
 
 
 def search_kernel(
     finding: Finding, proof: Proof, searcher: Searcher, children: Provers, rulebook: Rulebook
 ) -> Proof:
-    """Proof of a group with the fastest of its kernel's configurations; where the kernel has not
+    """Proof of a group with the fastest numbers for its kernel's launches; where the kernel has not
     passed, with why there was no search."""
     kernel = proof.kernel
     if kernel is None:
@@ -208,9 +201,7 @@ def search_kernel(
     def proven(other: Kernel) -> Proven:
         return verify([other], children)[0]
 
-    found = searcher(finding.decision, kernel, write, proven)
-    check, compiled = found.proof or (proof.check, proof.compiled)
-    return replace(proof, kernel=found.kernel, check=check, compiled=compiled, searched=found)
+    return replace(proof, searched=searcher(finding.decision, kernel, write, proven))
 
 
 def emit_groups(

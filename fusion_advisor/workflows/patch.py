@@ -24,7 +24,7 @@ from fusion_advisor.ir.graph import Graph, Rewrite, Source
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Moved, Request, Scenario, Sizes
 from fusion_advisor.ir.source_trace import Trail
-from fusion_advisor.measure.search import Searcher, SearchResult
+from fusion_advisor.measure.search import Searcher, SearchResult, tuning_file
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
@@ -285,8 +285,7 @@ def patch_model(
             proven = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
             placement = replace(placement, backward_held=_backward_held(found, proven))
             stamps = {
-                name: stamp_of(request, proof.check, rulebook, proof.searched)
-                for name, proof in proofs.items()
+                name: stamp_of(request, proof.check, rulebook) for name, proof in proofs.items()
             }
             searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
         signed = proven | {
@@ -326,6 +325,8 @@ def patch_model(
         made, wrong, ran = (
             _holding(found.groups, put, trials, in_tree) if diff else (put(found.groups), {}, "")
         )
+        written = {file.stem: text for file, text in made.after.items() if file.parent == folder}
+        made.after |= tuning_file(folder, searches, written)
         made.refused |= small | {f.id: idle[f.name] for f in found.groups if f.name in idle}
         new_ran, own = "", Patch()
         if model_new:

@@ -687,3 +687,43 @@ def test_a_reduction_alone_is_a_group_where_eager_is_slow() -> None:
 
     assert groups(torch.nn.functional.group_norm, 1) == [1]
     assert groups(lambda a: torch.nn.functional.layer_norm(a, (112, 72))) == []
+
+
+# -- operands that lie across each other -----------------------------------------------------------
+
+
+def scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Rows of `a`, which lie across those of `b`, reduced and then multiplied."""
+    return torch.softmax(a.mT, -1) * b
+
+
+def summed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Rows that both are needed for."""
+    return torch.softmax(a.mT + b, -1)
+
+
+def far(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def schedules_for(function: Callable[..., object], *inputs: torch.Tensor) -> list[str]:
+    planned = decided(flow_of(function, *inputs)).subject.planned
+    assert planned is not None
+    return [step.schedule for step in planned.plans[0].steps]
+
+
+def test_torn_rows_are_reduced_before_what_lies_across_them_is_read() -> None:
+    """Lines of 9726 floats begin between sectors; nothing is lost where the L2 holds them."""
+    torn, whole = far(8, 832, 9726), far(8, 832, 9728)
+    assert schedules_for(scaled, torn, far(8, 9726, 832)) == ["row", "row", "tiled"]
+    assert schedules_for(scaled, whole, far(8, 9728, 832)) == ["row"]
+    assert schedules_for(scaled, far(8, 832, 726), far(8, 726, 832)) == ["row"], "in the L2"
+    assert schedules_for(summed, torn, far(8, 9726, 832)) == ["row"], "read together in any case"
+    last = best(scaled, torn, far(8, 9726, 832)).steps[-1]
+    assert min(last.rows, last.block) >= 32, "a tile of lines either way"
+
+
+def test_few_warps_share_a_tile_whose_elements_change_lanes() -> None:
+    """Half of those that 64 registers a thread would ask for."""
+    (step,) = best(scaled, far(64, 4096, 512), far(64, 512, 4096)).steps
+    assert (step.rows * step.block, step.warps) == (8 * 4096, 16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -17,8 +19,9 @@ from typer.testing import CliRunner
 from fusion_advisor.cli.app import app
 from fusion_advisor.cli.commands import analyze as analyze_command
 from fusion_advisor.codegen.emit import attempt, emit
-from fusion_advisor.codegen.header import does, edited, read_stamp, unstamped
-from fusion_advisor.codegen.kernel_package import kernels_of, read_package, stale
+from fusion_advisor.codegen.header import does, fingerprint
+from fusion_advisor.codegen.kernel_package import stale
+from fusion_advisor.codegen.tuned_numbers import launched, tuning_path, tuning_text
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding, fuse
@@ -38,12 +41,14 @@ from fusion_advisor.measure.search import (
     contenders,
     faster,
     local_searcher,
+    of_launches,
     search,
     searcher,
+    tuning_file,
 )
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.shipped.files import write_kernel
+from fusion_advisor.shipped import fused_runtime
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import Provers
@@ -201,8 +206,7 @@ def test_the_fastest_wins_and_says_what_it_was_beside() -> None:
         "on NVIDIA H200, torch 2.11.0, triton 3.6.0, of 4 configurations: as b, 15.00 us; "
         "the rules' own, as own, 20.00 us"
     )
-    assert winner.replaced_kernel == does(OWN.kernel.text)
-    assert winner.proof is not None
+    assert (winner.us, winner.own_us, winner.gpu) == (15.0, 20.0, "NVIDIA H200")
     assert bench.asked == [
         (["own", "a", "b", "c"], RULES.tuning.screened.count),
         (["own", "b"], RULES.tuning.rounds.count),
@@ -213,7 +217,7 @@ def test_a_gain_within_the_noise_is_none() -> None:
     winner = found(Bench({"own": 20.0, "a": 19.0}, noise=2.0))
     assert winner.kernel is OWN.kernel
     assert "the rules' own, as own, 20.00 us; no other that is right is faster" in winner.summary
-    assert (winner.proof, winner.replaced_kernel) == (None, "")
+    assert winner.us == winner.own_us
 
 
 def test_a_gain_within_what_runs_differ_by_is_none() -> None:
@@ -321,8 +325,27 @@ def second(
         times = [20.0, 10.0, *(30.0 for _ in kernels)][: len(kernels)]
         return Turns(tuple(Series((us,) * rounds) for us in times), MACHINE)
 
-    own, *others = contenders(decision, kernel, emitted, neighbours(decision, RULES))
-    return search(own, others, timed, proven, RULES)
+    found = contenders(decision, kernel, emitted, neighbours(decision, RULES))
+    return of_launches(found, timed, proven, RULES)
+
+
+def test_numbers_of_launches_are_told_from_what_a_kernel_computes(
+    one: tuple[Decision, Rulebook],
+) -> None:
+    """A neighbour that can be had by other numbers alone has the same text but for these."""
+    decision, rules = one
+    flow = decision.subject.flow
+    own = emit(flow, decision, "k", rules)
+    computes, numbers = launched(own.text)
+    plan = decision.subject.plan
+    assert plan is not None
+    assert [each["num_warps"] for each in numbers.values()] == [s.warps for s in plan.steps]
+    texts = [attempt(flow, each, "k", rules) for each in neighbours(decision, rules)]
+    found = [launched(each.text) for each in texts if isinstance(each, Kernel)]
+    alike = [other for text, other in found if text == computes]
+    assert all(other.keys() == numbers.keys() for other in alike)
+    others = {"row": "a row of 300 is in other pieces", "cooperative": "other parts of a row"}
+    assert bool(alike) == (plan.schedule not in others)
 
 
 @pytest.fixture(scope="module")
@@ -339,32 +362,92 @@ def analyses() -> tuple[Analysis, Analysis]:
     )
 
 
-def test_the_winner_is_written_and_says_so(analyses: tuple[Analysis, Analysis]) -> None:
-    plain, searched = (analysis.kernels[0].text for analysis in analyses)
-    said = " ".join(searched.split())
-    assert "Searched: on NVIDIA H200, torch 2.11.0, triton 3.6.0, of" in said
-    assert "10.00 us; the rules' own, row: 1 x" in said
-    assert unstamped(searched) != unstamped(plain)
-    assert does(searched) == does(plain), "in another configuration"
-    assert not edited(searched)
-    stamp = read_stamp(searched)
-    assert stamp is not None
-    assert "on Triton's interpreter" in stamp.checked
-    assert max(map(len, searched.splitlines())) <= 100
+def test_a_search_changes_no_text(analyses: tuple[Analysis, Analysis]) -> None:
+    """What it found stands beside the kernels, for the text that was measured."""
+    plain, searched = analyses
+    assert does(searched.kernels[0].text) == does(plain.kernels[0].text)
+    assert (plain.searches, len(searched.searches)) == ({}, 1)
+    texts = dict.fromkeys(searched.searches, searched.kernels[0].text)
+    ((path, text),) = tuning_file(Path("kernels"), searched.searches, texts).items()
+    assert path == Path("kernels/tuning/NVIDIA_H200.json")
+    ((kernel, row),) = json.loads(text).items()
+    (numbers,) = launched(searched.kernels[0].text)[1].values()
+    assert kernel == "softmax_kernel"
+    assert row["numbers"].keys() == numbers.keys()
+    assert row["numbers"] != numbers
+    assert row["text"] == fingerprint(searched.kernels[0].text)
+    assert "10.00 us; the rules' own, row: 1 x" in row["found"]
+    assert tuning_file(Path("kernels"), searched.searches, {}) == {}, "it is not written"
 
 
-@pytest.mark.deep
-def test_the_written_file_passes_its_own_check(
+def test_what_was_found_for_other_kernels_stays(
     analyses: tuple[Analysis, Analysis], tmp_path: Path
 ) -> None:
-    write_kernel(tmp_path / "softmax.py", analyses[1].kernels[0].text)
-    runtime = [sys.executable, tmp_path / "fused_runtime.py", "softmax", "--check"]
-    done = subprocess.run(runtime, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = analyses[1].searches
+    texts = dict.fromkeys(found, analyses[1].kernels[0].text)
+    ((path, text),) = tuning_file(tmp_path, found, texts).items()
+    path.parent.mkdir()
+    path.write_text('{"other_kernel": {}}')
+    (again,) = tuning_file(tmp_path, found, texts).values()
+    assert json.loads(again) == {"other_kernel": {}, **json.loads(text)}
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="delete it, and search again"):
+        tuning_file(tmp_path, found, texts)
 
 
-def test_a_file_without_a_search_says_nothing_of_one(analyses: tuple[Analysis, Analysis]) -> None:
-    assert "Searched" not in analyses[0].kernels[0].text
+@pytest.fixture
+def tuned_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kernel of a folder beside which numbers are found, on a GPU that is not here."""
+    (tmp_path / "kernel.py").write_text("def k():\n    pass\n")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU/2")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "kernel", raising=False)
+    fused_runtime.tuned.cache_clear()
+    (tmp_path / "tuning").mkdir()
+    return importlib.import_module("kernel").k
+
+
+def test_the_runtime_takes_the_numbers_of_this_text_on_this_gpu(
+    tuned_kernel: Any, tmp_path: Path
+) -> None:
+    text = (tmp_path / "kernel.py").read_text()
+    path = tmp_path / tuning_path("A GPU/2")
+    assert fused_runtime.tuned(tuned_kernel, 0) == {}, "no file"
+    path.write_text(tuning_text({text: ({"k": {"BLOCK": 8, "num_warps": 2}}, "by hand")}))
+    assert fused_runtime.tuned(tuned_kernel, 1) == {"BLOCK": 8, "num_warps": 2}
+    path.write_text(tuning_text({text: ({"other": {"BLOCK": 8}}, "by hand")}))
+    assert fused_runtime.tuned(tuned_kernel, 2) == {}
+    path.write_text(tuning_text({text + "#": ({"k": {"BLOCK": 8}}, "by hand")}))
+    with pytest.warns(UserWarning, match="k has another text than the one that was measured"):
+        assert fused_runtime.tuned(tuned_kernel, 3) == {}
+    path.write_text("{")
+    with pytest.warns(UserWarning, match="JSONDecodeError: .*; search again, or delete it"):
+        assert fused_runtime.tuned(tuned_kernel, 4) == {}
+
+
+def test_a_launch_has_the_numbers_that_were_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid follows them."""
+    calls: list[Any] = []
+
+    class Jit:
+        fn = None
+        arg_names = ("BLOCK",)
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *given, **constants: calls.append((grid, constants))
+
+    class OnAGpu:
+        def get_device(self) -> int:
+            return 0
+
+        def data_ptr(self) -> int:
+            return 16
+
+    monkeypatch.setattr(fused_runtime, "tuned", lambda function, device: {"BLOCK": 32})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    grid = lambda at: (fused_runtime.cdiv(100, at["BLOCK"]),)  # noqa: E731 as kernels have it
+    fused_runtime.launch(Jit(), grid, (OnAGpu(),), (), BLOCK=8, num_warps=1)
+    assert calls == [((4,), {"BLOCK": 32, "num_warps": 1})]
 
 
 def test_a_kernel_that_has_not_passed_is_not_searched() -> None:
@@ -380,12 +463,6 @@ def test_a_kernel_that_has_not_passed_is_not_searched() -> None:
 def found_in(request: Request) -> tuple[Finding, ...]:
     flow = dataflow(captured(request.model, request.scenario), H200)
     return fuse(flow, RULES).groups
-
-
-def test_the_report_has_the_winners_check(analyses: tuple[Analysis, Analysis]) -> None:
-    (row,) = analyses[1].report.groups
-    assert row.kernel.check is not None
-    assert row.kernel.check.passed
 
 
 # -- in the model's source -------------------------------------------------------------------------
@@ -418,8 +495,8 @@ def test_a_searched_kernel_is_not_stale_and_serves_again(tmp_path: Path) -> None
     assert made.wrong == {}
     subprocess.run(["git", "apply", "-"], input=made.diff.encode(), cwd=tmp_path, check=True)
     package = tmp_path / "fused_model"
-    before = kernels_of(read_package(package))
-    assert "Searched: on NVIDIA H200" in before["softmax"]
+    found = json.loads((package / "tuning" / "NVIDIA_H200.json").read_text())
+    assert found["softmax_kernel"]["text"] == fingerprint((package / "softmax.py").read_text())
     assert [*stale(package)] == []
     assert again(tmp_path).diff == "", "nothing is left to do"
     (tmp_path / "model.py").write_text(MODEL)

@@ -164,7 +164,12 @@ def emit(
         analysis = run_analysis(request, options.verbose, searcher)
     for kernel in analysis.kernels:
         write_kernel(out / f"{kernel.name}.py", kernel.text)
+    from fusion_advisor.measure.search import tuning_file
     from fusion_advisor.report.formats import wording
+
+    written = {group.id: group.kernel.text or "" for group in analysis.report.groups}
+    for path, text in tuning_file(out, analysis.searches, written).items():
+        write(path, text)
 
     for group in analysis.report.groups:
         tell(f"{group.kernel.file or group.id}: {wording.named(group)}: {wording.kernel(group)}")

@@ -52,7 +52,10 @@ Ignore = Annotated[
 ]
 Search = Annotated[
     bool,
-    typer.Option("--search", help="on a GPU: time neighbouring configurations, keep the fastest"),
+    typer.Option(
+        "--search",
+        help="on a GPU: time other numbers of the launches, keep the fastest in tuning/",
+    ),
 ]
 Redact = Annotated[
     bool,

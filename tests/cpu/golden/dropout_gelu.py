@@ -60,8 +60,9 @@ def dropout_gelu(args_0, seed=None, offset=None):
     dropout_gelu_out = host.empty((n0, n1), (n1, 1), torch.bfloat16, args_0)
     far = host.beyond_int32((dropout_gelu_out, args_0, seed, offset))
     steps = [host.launch(
-        dropout_gelu_kernel, (host.cdiv(n0 * n1, 1024),), (args_0, seed, offset, dropout_gelu_out),
-        (n0 * n1,), BLOCK=1024, FAR=far, num_warps=4, enable_fp_fusion=True,
+        dropout_gelu_kernel, lambda at: (host.cdiv(n0 * n1, at["BLOCK"]),),
+        (args_0, seed, offset, dropout_gelu_out), (n0 * n1,), BLOCK=1024, FAR=far, num_warps=4,
+        enable_fp_fusion=True,
     )]  # fmt: skip
     return (dropout_gelu_out,), steps
 

@@ -54,8 +54,8 @@ def softmax(args_0):
     softmax_out = host.empty((n0, n1), (n1, 1), torch.float32, args_0)
     far = host.beyond_int32((softmax_out, args_0))
     steps = [host.launch(
-        softmax_kernel, (host.cdiv(n0, 2),), (args_0, softmax_out), (n1, n0), ROWS=2,
-        COLS=host.power_of_two(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
+        softmax_kernel, lambda at: (host.cdiv(n0, at["ROWS"]),), (args_0, softmax_out), (n1, n0),
+        ROWS=2, COLS=host.power_of_two(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
         enable_fp_fusion=True,
     )]  # fmt: skip
     return (softmax_out,), steps

@@ -69,8 +69,9 @@ def split(args_0):
             num_warps=2, enable_fp_fusion=True,
         ),
         host.launch(
-            split_results_kernel, (host.cdiv(n0, 16),), (sum_1_parts, sum_out), (parts, n0),
-            ROWS=16, COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
+            split_results_kernel, lambda at: (host.cdiv(n0, at["ROWS"]),), (sum_1_parts, sum_out),
+            (parts, n0), ROWS=16, COLS=host.power_of_two(parts), FAR=far, num_warps=1,
+            enable_fp_fusion=True,
         ),
     ]  # fmt: skip
     return (sum_out,), steps, (sum_1_parts,)

@@ -56,8 +56,9 @@ def tiled(args_0, args_1):
     mul_out = host.empty((n0, n1, n2), (n1 * n2, n2, 1), torch.float32, args_0)
     far = host.beyond_int32((mul_out, args_0, args_1))
     steps = [host.launch(
-        tiled_kernel, (host.cdiv(n0 * n1, 2) * host.cdiv(n2, 512),), (args_0, args_1, mul_out),
-        (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=2, enable_fp_fusion=True,
+        tiled_kernel, lambda at: (host.cdiv(n0 * n1, at["ROWS"]) * host.cdiv(n2, at["COLS"]),),
+        (args_0, args_1, mul_out), (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=2,
+        enable_fp_fusion=True,
     )]  # fmt: skip
     return (mul_out,), steps
 
