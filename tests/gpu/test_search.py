@@ -97,4 +97,5 @@ def test_a_launch_takes_what_was_found(tmp_path: Path) -> None:
     asked = [sys.executable, "-c", script, str(tmp_path.parent), tmp_path.name]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     assert "512" in done.stdout
-    torch.testing.assert_close(torch.load(tmp_path.parent / "y.pt"), gelu(x))
+    made, exact = torch.load(tmp_path.parent / "y.pt"), gelu(x.double())
+    torch.testing.assert_close(made, exact.bfloat16(), rtol=1.6e-2, atol=1e-3)
