@@ -58,7 +58,13 @@ from fusion_advisor.dynamo.rewrites.nodes import copied
 from fusion_advisor.dynamo.target import Target, target_of
 from fusion_advisor.dynamo.training import Phase, through_eager
 from fusion_advisor.dynamo.two_graphs import choosing
-from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, said, timed_graph
+from fusion_advisor.dynamo.whole_graph import (
+    GraphTimes,
+    graph_times,
+    said,
+    timed_graph,
+    why_untimed,
+)
 from fusion_advisor.frontend.aot import Lowered, lower, record
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
@@ -354,6 +360,9 @@ def _slower(
     the graph is faster with them, or its times are not known."""
     compiler, gpu, rulebook = target.compiler, target.gpu, target.rulebook
     if compiler is None or gpu is None or options.compiler.take_all:
+        return ""
+    if untimed := why_untimed(ours.graph):
+        _log.info("the graph is not timed: %s", untimed)
         return ""
 
     def timed() -> GraphTimes | None:

@@ -2,14 +2,16 @@
 they do not make it faster: what wins alone may cost the graph what Inductor would have fused
 around it.
 
-Both are timed on operands drawn for this, as kernels are. The times are kept in the user's cache.
+Both are timed on operands drawn for this, as kernels are; not a graph that may refuse these, or of
+which it is not known what else it does. The times are kept in the user's cache.
 """
 # torch carries Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
+import operator
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 from torch._guards import tracing
+from torch.fx.node import map_arg
 
 from fusion_advisor.dynamo.measured import Tune, apart, drawn_operands, kept_choices
 from fusion_advisor.dynamo.ranks import Ranks
@@ -98,7 +101,7 @@ def timed_graph(
 ) -> GraphTimes | None:
     """Times of two compiled graphs that take the same inputs, in turn; None where the operands
     would take too much memory, and, with a warning, where a graph does not run."""
-    with apart(gpu), tracing(None):
+    with apart(gpu), tracing(None), torch.random.fork_rng([gpu]):
         try:
             operands = _operands(inputs, rulebook, gpu)
             if operands is None:
@@ -134,3 +137,80 @@ def _operands(
         return torch.zeros(like.extent, dtype=value.dtype).as_strided(like.shape, like.stride)
 
     return tuple(map(operand, inputs))
+
+
+# -- graphs that run on any operands ---------------------------------------------------------------
+
+_KNOWN = "aten", "prims", "prim", "fusion_advisor"
+"""Namespaces of operators that do nothing but compute: no collective calls, which wait for other
+processes."""
+
+_REFUSING = ("multinomial", "bernoulli", "poisson", "_assert_async")
+"""Operators that stop the GPU where an operand is no probability, no rate, not true."""
+
+_INDICES = "index", "indices", "target"
+"""Names of the operands by which operators index; the GPU stops at one that is out of range."""
+
+_PLACES = ("argmax", "argmin", "topk", "sort", "max", "min")
+"""Operators whose integers are places of their operand."""
+
+_SAME_ELEMENTS = ("clone", "_to_copy", "reshape", "_unsafe_view", "repeat", "cat", "stack")
+"""Operators that give elements of their operands, beside those that give views of them."""
+
+
+def why_untimed(graph: torch.fx.Graph) -> str:
+    """Why a graph is not run on operands that were drawn for it; empty where it may be. Integers
+    that it is given are zeros, which index anything; what it computes from them, or from floats,
+    may not."""
+    for node in graph.nodes:
+        called = node.target
+        if not isinstance(called, torch._ops.OpOverload):
+            continue
+        if called.namespace not in _KNOWN:
+            return f"it is not known what {called} does"
+        if _name(called) in _REFUSING:
+            return f"{called} refuses what it is not meant for"
+        given = zip(called._schema.arguments, node.args, strict=False)
+        named = {argument.name: value for argument, value in given} | dict(node.kwargs)
+        for name in named.keys() & {*_INDICES}:
+            if not all(map(_indexes, _nodes(named[name]))):
+                return f"{node.name} is indexed by what the graph computes"
+    return ""
+
+
+def _indexes(node: torch.fx.Node) -> bool:
+    """Whether a tensor of a graph indexes what it is meant for, whatever the graph is given."""
+    value, called = node.meta.get("val"), node.target
+    if node.op == "placeholder" or not isinstance(value, torch.Tensor):
+        return True
+    if value.dtype == torch.bool or not _is_given(node):
+        return True
+    if called is operator.getitem:
+        return _name(node.all_input_nodes[0].target) in _PLACES
+    if not isinstance(called, torch._ops.OpOverload) or value.dtype.is_floating_point:
+        return False
+    moved = called._schema._is_view_op() or _name(called) in _SAME_ELEMENTS
+    return _name(called) in _PLACES or (moved and all(map(_indexes, node.all_input_nodes)))
+
+
+def _is_given(node: torch.fx.Node) -> bool:
+    """Whether a value hangs on tensors that the graph is given."""
+    found, left = set[torch.fx.Node](), [node]
+    while left:
+        one = left.pop()
+        if one not in found and isinstance(one.meta.get("val"), torch.Tensor | tuple | list):
+            found.add(one)
+            left += one.all_input_nodes
+    return any(one.op == "placeholder" for one in found)
+
+
+def _nodes(value: Any) -> list[torch.fx.Node]:
+    found: list[torch.fx.Node] = []
+    map_arg(value, found.append)
+    return found
+
+
+def _name(called: Any) -> str:
+    """Name of an operator without its namespace and overload."""
+    packet = called.overloadpacket if isinstance(called, torch._ops.OpOverload) else called
+    return getattr(packet, "__name__", "").removesuffix("_")

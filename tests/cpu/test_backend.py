@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune, are_kept
@@ -21,7 +22,7 @@ from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.ranks import Ranks
 from fusion_advisor.dynamo.target import Target
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
-from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times
+from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, why_untimed
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Check, Kernel
@@ -542,6 +543,32 @@ def test_times_of_a_graph_are_kept_and_told(own_cache: Path) -> None:
     assert len(calls) == 2
     first, second = group_of(2)
     assert [found("now", None, first), found("now", None, second)] == [one, one]
+
+
+def untimed(function: Callable[..., object], *inputs: torch.Tensor) -> str:
+    return why_untimed(make_fx(function, tracing_mode="fake")(*inputs).graph)
+
+
+def test_a_graph_is_timed_only_where_any_operands_will_do() -> None:
+    """What stops a GPU ends the process: an index out of range, a probability above one; and a
+    collective call waits for others."""
+    words, floats, places = torch.ones(50, 8), torch.rand(4, 6), torch.zeros(4, dtype=torch.int64)
+    embedded: Callable[..., object] = F.embedding
+    assert untimed(lambda t, w: embedded(t.view(2, 2), w), places, words) == ""
+    assert untimed(lambda t, w: embedded(torch.arange(3) + 2, w) * t.sum(), places, words) == ""
+    assert untimed(lambda x, w: embedded(x.argmax(-1), w), floats, words) == ""
+    assert untimed(lambda x, w: embedded(x.topk(2)[1], w), floats, words) == ""
+    assert untimed(lambda x: x[x > 0.5], floats) == ""
+    computed = "is indexed by what the graph computes"
+    assert computed in untimed(lambda t, w: embedded(t - 1, w), places, words)
+    assert computed in untimed(lambda x, w: embedded((x * 7).long(), w), floats, words)
+    assert computed in untimed(lambda x, t: x.gather(1, (t + 3)[:, None]), floats, places)
+    assert computed in untimed(lambda x, t: F.nll_loss(x, t * 2), floats, places)
+    assert "aten.multinomial" in untimed(lambda x: torch.multinomial(x, 1), floats)
+    assert "aten.bernoulli" in untimed(torch.bernoulli, floats)
+    graph = torch.fx.Graph()
+    graph.call_function(torch.ops.mkldnn._linear_pointwise.default)
+    assert why_untimed(graph) == "it is not known what mkldnn._linear_pointwise.default does"
 
 
 @pytest.mark.parametrize(("us", "stay"), [(90.0, True), (110.0, False)])
