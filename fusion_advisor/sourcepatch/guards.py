@@ -103,11 +103,13 @@ class Guards:
         operands: Mapping[Ref, str],
         passed: Collection[Held] = (),
         *,
+        renumbered: Collection[str] = (),
         only_dtype: bool,
     ) -> str:
         """The condition under which what is replaced computes something else; empty where there is
         none. `operands` are the texts of what its kernel takes. Numbers that are `passed` need no
-        asking. With `only_dtype` another dtype is one.
+        asking; those of nodes that are `renumbered` at other sizes do, though sizes are asked for:
+        they may follow from more. With `only_dtype` another dtype is one.
         NotPlaced where it cannot be asked there."""
         here = _computed(self.sources, place.block, edit)
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
@@ -119,7 +121,7 @@ class Guards:
             **dict.fromkeys(self._called.conditions(place, edit, given)),
             **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
-            **dict.fromkeys(self._numbers(place, edit, passed)),
+            **dict.fromkeys(self._numbers(place, edit, passed, renumbered)),
             **dict.fromkeys(self._told_apart(place, edit, names)),
             **dict.fromkeys(self._dropping(place, edit, names)),
         }
@@ -538,15 +540,21 @@ class Guards:
 
     # Another number.
 
-    def _numbers(self, place: SourcePlace, edit: Edit, passed: Collection[Held]) -> Iterator[str]:
+    def _numbers(
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        passed: Collection[Held],
+        renumbered: Collection[str] = (),
+    ) -> Iterator[str]:
         """Conditions that numbers which Python holds have changed, for those that were
-        always the same."""
+        always the same, or that nodes which are `renumbered` were given."""
         seen = self._seen(place.block, edit)
-        for number in _read(*self._readers[0], place, edit):
+        for number, decisive in _read(*self._readers[0], place, edit, renumbered):
             here = number.file, number.span
             if any(each.has(*here) for each in passed):
                 continue
-            if len(seen[here]) > 1:
+            if len(seen[here]) > 1 and not decisive:
                 if number.of == "module" and number.text and CHANGING not in seen[here]:
                     yield f"{number.text} not in ({', '.join(sorted(seen[here]))})"
                 continue
@@ -565,7 +573,7 @@ class Guards:
             seen = self._known[block, edit] = defaultdict[tuple[str, Span], set[str]](set)
             for sources, reader in self._readers:
                 for run in [run for run in sources.names if run.block == block]:
-                    for number in _read(sources, reader, run, edit):
+                    for number, _ in _read(sources, reader, run, edit):
                         seen[number.file, number.span].add(number.value)
         return self._known[block, edit]
 
@@ -631,18 +639,23 @@ def _differs(text: str, value: str) -> str:
 
 
 def _read(
-    sources: Sources, reader: HeldNumbers, place: SourcePlace, edit: Edit
-) -> Iterator[HeldNumber]:
-    """The numbers of the expressions that an edit removes from a place."""
+    sources: Sources,
+    reader: HeldNumbers,
+    place: SourcePlace,
+    edit: Edit,
+    renumbered: Collection[str] = (),
+) -> Iterator[tuple[HeldNumber, bool]]:
+    """The numbers of the expressions that an edit removes from a place, each with whether it made a
+    node that is `renumbered`."""
     for step, standing in sources.held.get(place, {}).items():
         if not edit.takes(standing.span):
             continue
-        found = reader.read(step, place, edit.lines[0])
         made = sources.made.get(step, ())
-        if any(node.op not in SIZED for node in made):
-            yield from found
-        elif made:  # sizes that follow from those of tensors are no numbers
-            yield from (number for number in found if number.of == "module")
+        decisive = any(node.name in renumbered for node in made)
+        plain = decisive or any(node.op not in SIZED for node in made)
+        for number in reader.read(step, place, edit.lines[0]) if made else ():
+            if plain or number.of == "module":  # sizes that follow from tensors' are no numbers
+                yield number, decisive
 
 
 def _in_mode(

@@ -30,10 +30,18 @@ from .test_patch import HEAD, changed, made
 Use = Callable[[Any], list[object]]
 
 
-def uses(folder: Path, body: str, use: Use, shape: str = "8, 32, 1024", inputs: int = 1) -> str:
+def uses(
+    folder: Path,
+    body: str,
+    use: Use,
+    shape: str = "8, 32, 1024",
+    inputs: int = 1,
+    *,
+    resized: bool = False,
+) -> str:
     """The source and the guards of a patch; `use` of the model's file gives the same before and
-    after."""
-    patch = made(folder, body, shape=shape, count=inputs)
+    after. With `resized` the model is seen at other sizes, too."""
+    patch = made(folder, body, shape=shape, count=inputs, resized=resized)
     assert patch.diff, (patch.unplaced, patch.patch.refused)
     text = changed(patch)
     with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
@@ -930,3 +938,34 @@ def test_runs_of_which_some_ask_whether_there_is_a_bias_ask_alike(tmp_path: Path
     )
     assert "fused_model.layer_norm_tanh_or_eager(x, " in text
     assert "or bias is None" in text, text
+
+
+def test_a_number_made_of_a_size_and_of_the_configuration_is_asked(tmp_path: Path) -> None:
+    """The kernel serves one size, which says the number for one configuration alone."""
+
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), torch.arange(4096)
+        found = [model(x)]
+        model.factor = 0.25
+        return [*found, model(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.factor = 0.5
+
+            def capacity(self, count):
+                return int(count * self.factor)
+
+            def forward(self, x):
+                cap = self.capacity(x.size(0))
+                return torch.where(x - 1 < cap, x * cap + 1, 7 * cap)
+        """,
+        use,
+        shape="4096, dtype=torch.int64",
+        resized=True,
+    )
+    assert "cap != 2048" in text
