@@ -969,3 +969,34 @@ def test_a_number_made_of_a_size_and_of_the_configuration_is_asked(tmp_path: Pat
         resized=True,
     )
     assert "cap != 2048" in text
+
+
+def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
+    """A size chooses one of several kernels, and another one is asked of what may have fewer
+    dimensions."""
+
+    def use(file: Any) -> list[object]:
+        return [file.Norm(64)(drawn(64)), file.Power()(drawn(8)), file.Norm(64)(drawn(5, 64))]
+
+    text = uses(
+        tmp_path,
+        """
+        class Power(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x) ** x.size(-1) + 1.0
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two, self.power = Norm(1024), Norm(512), Power()
+                self.down, self.up = nn.Linear(1024, 512), nn.Linear(512, 64)
+
+            def forward(self, x):
+                y = self.down(self.one(x)).transpose(1, 2)
+                return self.power(self.up(self.two(y)))
+        """,
+        use,
+        shape="8, 512, 1024",
+    )
+    assert "if x.dim() >= 3 and x.size(2) == 512:" in text, text
+    assert "or x.dim() < 1\n        or x.size(-1) != 64" in text, text

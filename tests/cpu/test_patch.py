@@ -878,7 +878,7 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
                 return scaled(self.lin(x)) + 1
     """
     text = asking(made(tmp_path, body.replace("GIVEN", "x")))
-    assert "or x.size(-1) != 1024 or (fused := " in text
+    assert "or x.size(-1) != 1024\n        or (fused := " in text
     patch = made(tmp_path, body.replace("GIVEN", "x.unflatten(-1, (8, 128))"))
     reasons = patch.unplaced.values()
     assert any(re.search(r"the 128 of \S+model.py:22 cannot be asked", why) for why in reasons), (

@@ -20,6 +20,7 @@ from textwrap import fill, indent
 from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
+from fusion_advisor.sourcepatch.editing.ranks import with_ranks
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
@@ -202,7 +203,8 @@ class Outlines:
         call = f"({', '.join(given)})"
         lines = [f"def {one.name}{call}:", '    """The same computation, by sizes and strides."""']
         for case, kernel in one.cases[:-1]:
-            lines += [f"    if {case.format(*given)}:", f"        return {kernel}.{_OR_NONE}{call}"]
+            asked = with_ranks(case.format(*given))
+            lines += [f"    if {asked}:", f"        return {kernel}.{_OR_NONE}{call}"]
         last = one.cases[-1][1]
         self.functions[one.name] = "\n".join([*lines, f"    return {last}.{_OR_NONE}{call}"])
 
@@ -376,7 +378,7 @@ class _Function(ast.NodeTransformer):
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(map(self._number, (part.statement for part in self._parts)))
         given = ", ".join(operands)
-        asked = [each for each in edit.conditions if every or each not in edit.asked_too]
+        asked = edit.asked(launched=not every)
         self._kept = {text for text in self._leaves.values() if text.isidentifier()}
         self._kept -= parameters | self._stored_before(function)
         self._asks = [self._asked(_expression(each)) for each in asked]

@@ -18,6 +18,7 @@ from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Evaluation, Span, Trail
+from fusion_advisor.sourcepatch.editing.ranks import rank_first
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
     Block,
@@ -157,6 +158,12 @@ class Edit:
     def conditions(self) -> tuple[str, ...]:
         """Conditions of the guard, any of which keeps the source; () without a guard."""
         return tuple(filter(None, self.guard.split(" or ")))
+
+    def asked(self, *, launched: bool = False) -> tuple[str, ...]:
+        """The conditions in an order in which none raises; with `launched` without those that the
+        launcher asks, too."""
+        left = self.asked_too if launched else ()
+        return (*rank_first(each for each in self.conditions if each not in left),)
 
     @property
     def needs_function(self) -> bool:
