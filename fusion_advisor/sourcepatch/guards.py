@@ -117,10 +117,14 @@ class Guards:
         def given(ref: Ref) -> str:
             return self._given(edit, operands[ref]) if ref in operands else ""
 
+        def module(path: str) -> Iterator[str]:
+            text = spelled(self.sources.trail, path, names) or ""
+            return _exchanged(text, self._modules(place.block, edit).get(text, set()))
+
         conditions = {
-            **dict.fromkeys(self._called.conditions(place, edit, given)),
-            **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
+            **dict.fromkeys(self._called.conditions(place, edit, given, module)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
+            **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
             **dict.fromkeys(self._numbers(place, edit, passed, renumbered)),
             **dict.fromkeys(self._told_apart(place, edit, names)),
             **dict.fromkeys(self._dropping(place, edit, names)),
@@ -424,12 +428,7 @@ class Guards:
         trail = self.sources.trail
         made = _computed(self.sources, place.block, edit, place)
         for text, held in self._modules(place.block, edit).items():
-            (kind, _), *others = held
-            if not others and kind.startswith("torch."):
-                yield f"type({text}) is not {kind}"
-            else:
-                yield from another_function(f"{text}.forward", {name for _, name in held})
-            yield from (f"{text}.{hooks}" for hooks in _HOOKS)
+            yield from _exchanged(text, held)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
             text, held = spelled(trail, path, names), trail.modules.get(path)
@@ -605,6 +604,17 @@ _PARAMETERS = ("weight", "bias")
 """Parameters that torch's modules may be built without."""
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
 """Attributes of tensors that give or take a dtype."""
+
+
+def _exchanged(text: str, held: Collection[tuple[str, str]]) -> Iterator[str]:
+    """Conditions that a module which `text` spells is of other classes or has hooks; `held` are its
+    classes, and what calls of it run."""
+    kinds, runs = {kind for kind, _ in held}, {name for _, name in held}
+    if len(kinds) == 1 == len(runs) and (kind := min(kinds)).startswith("torch."):
+        yield f"type({text}) is not {kind}"
+    elif held:
+        yield from another_function(f"{text}.forward", runs)
+    yield from (f"{text}.{hooks}" for hooks in _HOOKS if held)
 
 
 def _follows(function: Function, name: str, other: str) -> bool:

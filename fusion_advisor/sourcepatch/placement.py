@@ -746,9 +746,9 @@ def _asking_alike(
 
     def asking(edit: Edit) -> Edit:
         own = [text for text in asked if text.removesuffix(" is None") in edit.taken.operands]
-        return replace(
-            edit.guarded(" or ".join(own)), asked_too=edit.asked_too | launchers.intersection(own)
-        )
+        others = [text for text in edit.conditions if text not in asked]
+        asked_too = edit.asked_too | launchers.intersection(own)
+        return replace(edit, guard=" or ".join([*others, *own]), asked_too=asked_too)
 
     alike = len({edit.conditions for edit in every}) == 1
     return edits if alike else {place: tuple(map(asking, some)) for place, some in edits.items()}

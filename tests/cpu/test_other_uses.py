@@ -1000,3 +1000,48 @@ def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
     )
     assert "if x.dim() >= 3 and x.size(2) == 512:" in text, text
     assert "or x.dim() < 1\n        or x.size(-1) != 64" in text, text
+
+
+def test_a_module_of_another_class_lacks_what_a_guard_reads(tmp_path: Path) -> None:
+    """Its class is asked before its methods, its flags and its parts."""
+
+    def use(file: Any) -> list[object]:
+        model, found = file.Model(), list[object]()
+        for block in (nn.Identity(), nn.Tanh(), file.Block()):
+            model.block = block
+            found.append(model(drawn()))
+        model.block.norm = nn.Identity()
+        return [*found, model(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        class Half(nn.Module):
+            def _norm(self, x):
+                return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+            def forward(self, x):
+                return self._norm(x) * 0.5
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.drop, self.twice = Half(), nn.Dropout(0.5), True
+
+            def forward(self, x):
+                x = self.drop(self.norm(x))
+                if self.twice:
+                    x = x * 2.0
+                return x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin = Block(), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.block(self.lin(x)) + x
+        """,
+        use,
+    )
+    assert text.index("block.forward") < text.index("block.norm"), text

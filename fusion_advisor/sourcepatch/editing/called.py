@@ -8,7 +8,7 @@ computing a kernel does not do.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,34 +61,49 @@ class Called:
         self._known: dict[int, list[_Choice] | str] = {}
 
     def conditions(
-        self, place: SourcePlace, edit: Edit, given: Callable[[Ref], str]
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        given: Callable[[Ref], str],
+        exchanged: Callable[[str], Iterable[str]],
     ) -> Iterator[str]:
-        """Yield the conditions under which what an edit takes out would run otherwise than it did;
-        `given` has texts of tensors that a function beside the kernels could ask. NotPlaced
-        where one cannot be asked, or something would not happen any more."""
+        """Yield the conditions under which what an edit takes out would run otherwise than it did,
+        in the order in which it runs: what is asked in a function is asked behind whether that is
+        called. `given` has texts of tensors that a function beside the kernels could ask,
+        `exchanged` what is asked for a module by its path. NotPlaced where one cannot be asked, or
+        something would not happen any more."""
         spelling = SpellingAtPlace(self._sources, place, edit.lines[0], given=given)
         file, own = self._file(place.activation), place.activation
         nodes = (file.expressions.get(s) or file.statements.get(s) for s, _ in edit.replaced)
-        found = [(own, choice) for node in nodes if node for choice in self._within(node, own)]
+        for node in filter(None, nodes):
+            yield from self._asked(self._within(node, own), own, spelling, edit.lines[0])
         for number in self._sources.called(place, edit.takes):
             call = self._sources.trail.activations[number]
             if call.function == SEQUENTIAL or call.function.endswith(_INLINED):
                 continue
-            if self._module(call) is None:
+            path = self._module(call)
+            if path is None:
                 yield from self._identity(call, spelling, edit.lines[0])
+            else:
+                yield from exchanged(path)
             if number not in self._known:
                 self._known[number] = self._choices(number)
             choices = self._known[number]
             if isinstance(choices, str):
                 raise NotPlaced(f"line {edit.lines[0]}: {choices}")
-            found += [(number, choice) for choice in choices]
-        for number, choice in found:
+            yield from self._asked(choices, number, spelling, edit.lines[0])
+
+    def _asked(
+        self, choices: Iterable[_Choice], number: int, spelling: SpellingAtPlace, line: int
+    ) -> Iterator[str]:
+        """Yield the texts of conditions of a call."""
+        for choice in choices:
             asked = spelling.of(choice.test, number)
             texts = [*map(ast.unparse, otherwise(asked, held=choice.held))] if asked else [" or "]
             if any(" or " in text for text in texts):
                 where = self._where(choice.test, number)
                 what = f"{where}: what it asks, `{ast.unparse(choice.test)}`"
-                raise NotPlaced(f"line {edit.lines[0]}: {what}, cannot be asked there")
+                raise NotPlaced(f"line {line}: {what}, cannot be asked there")
             yield from texts
 
     def modules(self, place: SourcePlace, edit: Edit) -> set[str]:
