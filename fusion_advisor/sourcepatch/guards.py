@@ -444,9 +444,7 @@ class Guards:
                 value = held.plain[name]
                 if (path, name) in given_too:
                     continue
-                if value not in given and not value.startswith("'"):
-                    continue
-                if name in _PARAMETERS and self._constructors.says_parameters(path):
+                if value not in given and value != "None" and not value.startswith("'"):
                     continue
                 if text is None:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")

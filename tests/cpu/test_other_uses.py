@@ -1002,6 +1002,32 @@ def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
     assert "or x.dim() < 1\n        or x.size(-1) != 64" in text, text
 
 
+def test_a_norm_without_weight_and_bias_may_get_them(tmp_path: Path) -> None:
+    """The class says that it has none; its object may be given another norm."""
+
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), drawn()
+        found = [model(x)]
+        model.norm = nn.LayerNorm(1024)
+        nn.init.constant_(model.norm.weight, 3.0)
+        return [*found, model(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(1024, elementwise_affine=False)
+
+            def forward(self, x):
+                return torch.tanh(self.norm(x)) * 2.0
+        """,
+        use,
+    )
+    assert "norm.weight is not None\n        or norm.bias is not None" in text, text
+
+
 def test_a_module_of_another_class_lacks_what_a_guard_reads(tmp_path: Path) -> None:
     """Its class is asked before its methods, its flags and its parts."""
 
