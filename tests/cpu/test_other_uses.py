@@ -1071,3 +1071,36 @@ def test_a_module_of_another_class_lacks_what_a_guard_reads(tmp_path: Path) -> N
         use,
     )
     assert text.index("block.forward") < text.index("block.norm"), text
+
+
+def test_a_dropout_in_an_operand_is_called_once(tmp_path: Path) -> None:
+    """Another module in its place may draw at each call."""
+
+    def use(file: Any) -> list[object]:
+        class Drawing(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.dropout(x, 0.3, True)
+
+        model, calls, x = file.Model(), list[str](), drawn()
+        model.drop.register_forward_hook(lambda *_: calls.append("called"))
+        found = [*model(x), len(calls)]
+        model.drop = Drawing()
+        torch.manual_seed(1)
+        return [*found, *model(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop, self.lin, self.norm = nn.Dropout(0.5), nn.Linear(1024, 1024), Norm(1024)
+
+            def forward(self, x):
+                y = self.lin(x)
+                x = x + self.drop(y)
+                return x, self.norm(x)
+        """,
+        use,
+    )
+    assert "_or_eager(x, self.drop(y), self.norm)" in text, text
