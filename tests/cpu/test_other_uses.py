@@ -1104,3 +1104,38 @@ def test_a_dropout_in_an_operand_is_called_once(tmp_path: Path) -> None:
         use,
     )
     assert "_or_eager(x, self.drop(y), self.norm)" in text, text
+
+
+def test_a_module_that_launched_nothing_is_asked_for(tmp_path: Path) -> None:
+    """A dropout in eval, within what is called, may be another module, or have a hook."""
+
+    def use(file: Any) -> list[object]:
+        model, hooked, x = file.Model(), file.Model(), drawn()
+        model.block.drop = nn.Tanh()
+        hooked.rest[0].register_forward_hook(lambda *of: of[2] * 2.0)
+        return [file.Model()(x), model(x), hooked(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop = nn.Dropout(0.5)
+
+            def forward(self, x):
+                return self.drop(torch.tanh(x)) * 2.0
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin = Block(), nn.Linear(1024, 1024)
+                self.rest = nn.Sequential(nn.Identity(), nn.Sigmoid())
+
+            def forward(self, x):
+                return self.rest(self.block(self.lin(x)) + x)
+        """,
+        use,
+    )
+    assert "type(block.drop) is not torch.nn.Dropout" in text, text
+    assert "is not torch.nn.Identity" in text, text

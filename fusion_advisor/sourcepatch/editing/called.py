@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import SEQUENTIAL, Activation
+from fusion_advisor.ir.source_trace import LENGTH, SEQUENTIAL, Activation
 from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -59,6 +59,7 @@ class Called:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._known: dict[int, list[_Choice] | str] = {}
+        self._within_calls: dict[int, set[str]] = {}
 
     def conditions(
         self,
@@ -107,11 +108,39 @@ class Called:
             yield from texts
 
     def modules(self, place: SourcePlace, edit: Edit) -> set[str]:
-        """The modules, by their paths, whose calls an edit takes out."""
-        calls = (
-            self._sources.trail.activations[n] for n in self._sources.called(place, edit.takes)
-        )
-        return {path for call in calls if (path := self._module(call)) is not None}
+        """The modules, by their paths, whose calls an edit takes out, those that launch nothing
+        included, and those that run within a `Sequential`."""
+        file = self._file(place.activation)
+        replaced = (file.expressions.get(s) or file.statements.get(s) for s, _ in edit.replaced)
+        inside = (each for node in replaced if node for each in ast.walk(node))
+        called = [n for n in inside if isinstance(n, ast.Call) and edit.takes(span_of(n))]
+        found = self._held(called, place.activation, place)
+        for number in self._sources.called(place, edit.takes):
+            if number not in self._within_calls:
+                path = self._module(self._sources.trail.activations[number])
+                function = self._sources.code(number)
+                nodes = (
+                    [n for n in ast.walk(function) if isinstance(n, ast.Call)] if function else []
+                )
+                own = {path} if path is not None else set[str]()
+                self._within_calls[number] = own | self._held(nodes, number)
+            found |= self._within_calls[number]
+        return found
+
+    def _held(
+        self, calls: Iterable[ast.Call], number: int, place: SourcePlace | None = None
+    ) -> set[str]:
+        """The paths of the modules that some expressions of a call's function call."""
+        found, modules = set[str](), self._sources.trail.modules
+        for call in calls:
+            names = self._sources.at(call, number, place) or {}
+            path = self._sources.held_module(call.func, names)
+            todo = [] if path is None else [path]
+            while todo:
+                found.add(path := todo.pop())
+                if LENGTH in modules[path].plain:  # no source calls what it runs
+                    todo += [each for each in modules if each.rpartition(".")[0] == path]
+        return found
 
     def _module(self, call: Activation) -> str | None:
         """The path of the module whose `forward` a call runs."""
