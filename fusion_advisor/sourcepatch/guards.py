@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
-from fusion_advisor.ir.source_trace import CHANGING, Span
+from fusion_advisor.ir.source_trace import CHANGING, LENGTH, ModuleAttributes, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called, another_function
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
@@ -420,6 +420,27 @@ class Guards:
 
     # Another module.
 
+    def of_chains(
+        self, place: SourcePlace, edit: Edit
+    ) -> Iterator[tuple[Span, tuple[str, ...], bool]]:
+        """Yield the calls of a `Sequential` that are spelled out of which an edit takes a part, the
+        conditions that one runs otherwise, and whether all of it is taken."""
+        file, trail = self.sources.file(edit.file), self.sources.trail
+        for span, call in file.spelled.items():
+            taken = [edit.takes(link) for link in call.links]
+            if not any(taken):
+                continue
+            found, node = list[str](), file.expressions[span]
+            for text, _ in reversed(call.containers):
+                held, callee = set[_Kind](), ast.parse(text, mode="eval").body
+                for run in self.sources.names:
+                    names = self.sources.at(node, run.activation, run) or {}
+                    path = self.sources.held_module(callee, names)
+                    if run.block == place.block and path is not None:
+                        held.add(_kind(trail.modules[path]))
+                found += _exchanged(text, held)
+            yield span, tuple(found), all(taken)
+
     def _exchanged(
         self, place: SourcePlace, edit: Edit, names: Mapping[str, str], passed: Collection[Held]
     ) -> Iterator[str]:
@@ -450,12 +471,12 @@ class Guards:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
                 yield _differs(f"{text}.{name}", value)
 
-    def _modules(self, block: Block, edit: Edit) -> Mapping[str, set[tuple[str, str]]]:
+    def _modules(self, block: Block, edit: Edit) -> Mapping[str, set[_Kind]]:
         """The modules whose calls are removed in some run of a block, as its text spells them: the
         classes that are there in all of its runs, and what their calls run. NotPlaced where no name
         holds one."""
         if (block, edit) not in self._known_modules:
-            trail, found = self.sources.trail, dict[str, set[tuple[str, str]]]()
+            trail, found = self.sources.trail, dict[str, set[_Kind]]()
             runs = [place for place in self.sources.names if place.block == block]
             words = [self.sources.names[run].get(edit.lines[0], {}) for run in runs]
             for run, names in zip(runs, words, strict=True):
@@ -471,7 +492,7 @@ class Guards:
             for text, held in found.items():
                 node = ast.parse(text, mode="eval").body
                 paths = filter(None, (self.sources.held_module(node, names) for names in words))
-                held |= {(trail.modules[path].kind, trail.modules[path].forward) for path in paths}
+                held |= {_kind(trail.modules[path]) for path in paths}
             self._known_modules[block, edit] = found
         return self._known_modules[block, edit]
 
@@ -588,7 +609,7 @@ class Guards:
         return {}
 
     @cached_property
-    def _known_modules(self) -> dict[tuple[Block, Edit], dict[str, set[tuple[str, str]]]]:
+    def _known_modules(self) -> dict[tuple[Block, Edit], dict[str, set[_Kind]]]:
         return {}
 
     @cached_property
@@ -596,6 +617,8 @@ class Guards:
         return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
 
 
+_Kind = tuple[str, str, str]
+"""Class of a module, what a call of it runs, and of a `Sequential` how many modules it holds."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module that hold what runs when it is called, beside `forward`."""
 _PARAMETERS = ("weight", "bias")
@@ -604,15 +627,24 @@ _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "d
 """Attributes of tensors that give or take a dtype."""
 
 
-def _exchanged(text: str, held: Collection[tuple[str, str]]) -> Iterator[str]:
-    """Conditions that a module which `text` spells is of other classes or has hooks; `held` are its
-    classes, and what calls of it run."""
-    kinds, runs = {kind for kind, _ in held}, {name for _, name in held}
+def _kind(held: ModuleAttributes) -> _Kind:
+    return held.kind, held.forward, held.plain.get(LENGTH, "")
+
+
+def _exchanged(text: str, held: Collection[_Kind]) -> Iterator[str]:
+    """Conditions that a module which `text` spells is of other classes, has hooks or holds other
+    numbers of modules than some that were `held`."""
+    kinds, runs, lengths = ({each[n] for each in held} for n in range(3))
     if len(kinds) == 1 == len(runs) and (kind := min(kinds)).startswith("torch."):
         yield f"type({text}) is not {kind}"
     elif held:
         yield from another_function(f"{text}.forward", runs)
     yield from (f"{text}.{hooks}" for hooks in _HOOKS if held)
+    if held and "" not in lengths:
+        found = sorted(lengths)
+        yield f"len({text}) " + (
+            f"!= {found[0]}" if len(found) == 1 else f"not in ({', '.join(found)})"
+        )
 
 
 def _follows(function: Function, name: str, other: str) -> bool:

@@ -189,7 +189,11 @@ class Placement:
         asked = self._guards.of(
             place, edit, operands, passed, renumbered=names, only_dtype=only_dtype
         )
-        guards, asked_too = [*edit.steering, asked], {*self._guards.of_dtypes(operands)}
+        chains = [*self._guards.of_chains(place, edit)]
+        inside = [c for _, each, all_of_it in chains if all_of_it or self.operators for c in each]
+        parted = ((call, each) for call, each, all_of_it in chains if not all_of_it)
+        guards = [*edit.steering, *inside, asked]
+        asked_too = {*self._guards.of_dtypes(operands)}
         unserved += [
             each.flow
             for each, sources in zip(self.resized, self.seen, strict=True)
@@ -221,6 +225,7 @@ class Placement:
             edit,
             with_statements=self._guards.is_composite(place.block, edit)
             or any(held.leaves or held.attribute for held in passed),
+            wholes=() if self.operators else tuple(parted),
             asked_too=frozenset(asked_too.intersection(edit.conditions)),
         )
         self.require_held(edit)
@@ -232,7 +237,7 @@ class Placement:
         named = self.operators or "torch." in edit.guard
         if named and not (file.has_torch or file.may_import_torch):
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
-        if not self.operators and edit.needs_function:
+        if not self.operators and (edit.needs_function or edit.wholes):
             require_function(file, edit)
 
     def _call(
@@ -579,7 +584,8 @@ def patch(
         if placement.operators:
             imported = [] if source.has_torch else ["import torch"]
         else:
-            edits, imported = outlines.outlined(source, edits), [_import(path, folder)]
+            edits = outlines.whole(source, outlines.outlined(source, edits))
+            imported = [_import(path, folder)]
         edits = [*nested(source, edits)]
         text = folded(source, splice(source.text, edits, imported, folder.name))
         result.after[path] = narrowed(text, source.before, folder.name)

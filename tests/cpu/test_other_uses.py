@@ -1139,3 +1139,47 @@ def test_a_module_that_launched_nothing_is_asked_for(tmp_path: Path) -> None:
     )
     assert "type(block.drop) is not torch.nn.Dropout" in text, text
     assert "is not torch.nn.Identity" in text, text
+
+
+SEQUENTIAL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Sigmoid(){more})
+
+    def forward(self, x):
+        {forward}
+"""
+CHAINS = {
+    "within": (", nn.Linear(1024, 1024)", "return self.net(x)"),
+    "beyond": ("", "return self.net(x * 2.0) + x"),
+    "whole": ("", "y = self.net[0](x)\n        return self.act(y) + x"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_sequential_may_run_otherwise(name: str, tmp_path: Path) -> None:
+    """It has a hook, holds another module more, or is another one."""
+
+    def use(file: Any) -> list[object]:
+        found, x = list[object](), drawn()
+        for change in range(4):
+            torch.manual_seed(change)
+            model = file.Model()
+            net = model.net if name != "whole" else model.act
+            if change == 1:
+                net.register_forward_hook(lambda *of: of[2] * 100.0)
+            elif change == 2:
+                net.append(nn.Tanh())
+            elif change == 3:
+                model.net = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh())
+                model.act = nn.Tanh()
+            found.append(model(x))
+        return found
+
+    more, forward = CHAINS[name]
+    body = SEQUENTIAL.format(more=more, forward=forward)
+    act = "self.act = nn.Sequential(nn.Tanh(), nn.Sigmoid())\n\n    def forward"
+    text = uses(tmp_path, body.replace("\n    def forward", f"        {act}"), use)
+    assert "is not torch.nn.Sequential" in text, text
+    assert "fused_model.net_in_parts(self.net, x)" in text or name == "whole", text

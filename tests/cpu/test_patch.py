@@ -854,6 +854,7 @@ def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
         ],
         ["type(sure_[1]) is not torch.nn.Sigmoid", *hooked("sure_[1]")],
         ["type(chosen) is not torch.nn.ReLU", *hooked("chosen")],
+        ["type(sure) is not torch.nn.Sequential", *hooked("sure"), "len(sure) != 2"],
     ]
 
 

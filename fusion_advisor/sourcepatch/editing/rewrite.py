@@ -146,6 +146,9 @@ class Edit:
     """Whether the kernel's reference may be no substitute for the statements at another call: where
     one function of torch launches several ops, which may be others there, and where a number is
     given, which may be a tensor there."""
+    wholes: tuple[tuple[Span, tuple[str, ...]], ...] = ()
+    """Calls of a `Sequential` that are spelled out and taken out in part, each with the conditions
+    that it may run otherwise."""
     asked_too: frozenset[str] = frozenset()
     """Conditions of the guard that the kernel's launcher asks, too."""
 
