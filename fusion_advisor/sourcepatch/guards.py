@@ -28,6 +28,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     Function,
     SourcePlace,
     Sources,
+    SpelledCall,
     assigned,
     held_path,
     span_of,
@@ -425,21 +426,25 @@ class Guards:
     ) -> Iterator[tuple[Span, tuple[str, ...], bool]]:
         """Yield the calls of a `Sequential` that are spelled out of which an edit takes a part, the
         conditions that one runs otherwise, and whether all of it is taken."""
-        file, trail = self.sources.file(edit.file), self.sources.trail
-        for span, call in file.spelled.items():
+        for span, call in self.sources.file(edit.file).spelled.items():
             taken = [edit.takes(link) for link in call.links]
-            if not any(taken):
-                continue
-            found, node = list[str](), file.expressions[span]
+            if any(taken):
+                yield span, self._of_containers(place.block, span, call), all(taken)
+
+    def _of_containers(self, block: Block, span: Span, call: SpelledCall) -> tuple[str, ...]:
+        """The conditions that a `Sequential` of a call runs otherwise than in some run of a
+        block."""
+        if (block, span) not in self._known_chains:
+            trail, found = self.sources.trail, list[str]()
+            node = self.sources.file(block.file).expressions[span]
+            runs = [run for run in self.sources.names if run.block == block]
+            words = [self.sources.at(node, run.activation, run) or {} for run in runs]
             for text, _ in reversed(call.containers):
-                held, callee = set[_Kind](), ast.parse(text, mode="eval").body
-                for run in self.sources.names:
-                    names = self.sources.at(node, run.activation, run) or {}
-                    path = self.sources.held_module(callee, names)
-                    if run.block == place.block and path is not None:
-                        held.add(_kind(trail.modules[path]))
-                found += _exchanged(text, held)
-            yield span, tuple(found), all(taken)
+                callee = ast.parse(text, mode="eval").body
+                paths = filter(None, (self.sources.held_module(callee, names) for names in words))
+                found += _exchanged(text, {_kind(trail.modules[path]) for path in paths})
+            self._known_chains[block, span] = tuple(found)
+        return self._known_chains[block, span]
 
     def _exchanged(
         self, place: SourcePlace, edit: Edit, names: Mapping[str, str], passed: Collection[Held]
@@ -486,7 +491,8 @@ class Guards:
                     text = spelled(trail, path, names)
                     if text is None:
                         raise NotPlaced(
-                            f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
+                            f"line {edit.lines[0]}: no name there holds {path or 'the model'}, "
+                            "whose call goes"
                         )
                     found.setdefault(text, set())
             for text, held in found.items():
@@ -606,6 +612,10 @@ class Guards:
     @cached_property
     def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:
         """Answers so far: the edits of many occurrences are the same."""
+        return {}
+
+    @cached_property
+    def _known_chains(self) -> dict[tuple[Block, Span], tuple[str, ...]]:
         return {}
 
     @cached_property

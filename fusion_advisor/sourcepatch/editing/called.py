@@ -23,6 +23,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     SourceFile,
     SourcePlace,
     Sources,
+    names_in,
     span_of,
 )
 from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, is_local
@@ -105,7 +106,9 @@ class Called:
                 where = self._where(choice.test, number)
                 what = f"{where}: what it asks, `{ast.unparse(choice.test)}`"
                 raise NotPlaced(f"line {line}: {what}, cannot be asked there")
-            yield from texts
+            yield from (
+                text for text in texts if names_in(ast.parse(text))
+            )  # others stay as they are
 
     def modules(self, place: SourcePlace, edit: Edit) -> set[str]:
         """The modules, by their paths, whose calls an edit takes out, those that launch nothing

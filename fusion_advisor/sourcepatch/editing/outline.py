@@ -81,20 +81,23 @@ class Choice:
 
 def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
     """Choice of the kernel for each of some runs by the fewest questions that tell: what lies out
-    of order is copied first by references that differ in that alone, and sizes, or else strides,
-    tell the kernels of one reference apart. The first run's kernel serves whatever else comes.
-    NotPlaced where nothing tells."""
+    of order is copied first by references that differ in that alone, and the order of dimensions,
+    else sizes, else strides tell the kernels of one reference apart. The first run's kernel serves
+    whatever else comes. NotPlaced where nothing tells."""
     ranks = [[len(tensor.shape) for tensor in run.tensors] for run in runs]
     sized = all(each == ranks[0] for each in ranks)
 
     def told(run: KernelRun) -> list[str]:
         return [*(_sizes(run.tensors) if sized else _ranks(run.tensors))]
 
+    def ordered(run: KernelRun) -> list[str]:
+        return [*_layouts(run.tensors), *_orders(run.tensors)] if sized else []
+
     def laid(run: KernelRun) -> list[str]:
         return [*told(run), *(_strides(run.tensors) if sized else ())]
 
     def telling(its: Sequence[KernelRun], apart: Sequence[KernelRun]) -> str:
-        for facts in (told, laid):
+        for facts in (ordered, told, laid):
             for some in ([its], [[one] for one in its]):
                 try:
                     return " or ".join(dict.fromkeys(_telling(each, apart, facts) for each in some))
@@ -151,6 +154,15 @@ def _strides(tensors: Sequence[Tensor]) -> Iterator[str]:
         ]:
             if size > 1:
                 yield f"{{{number}}}.stride({dim}) == {stride}"
+
+
+def _orders(tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Which of two dimensions lies further apart, whatever their sizes are."""
+    for number, tensor in enumerate(tensors):
+        dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+        for a, b in combinations(dims, 2):
+            sign = "<" if tensor.stride[a] < tensor.stride[b] else ">="
+            yield f"{{{number}}}.stride({a}) {sign} {{{number}}}.stride({b})"
 
 
 def _layouts(tensors: Sequence[Tensor]) -> Iterator[str]:
