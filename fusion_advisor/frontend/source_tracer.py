@@ -292,8 +292,9 @@ def _forward(module: torch.nn.Module) -> str:
 
 
 def _left_out(module: torch.nn.Module) -> list[str]:
-    """The parameters that a module was built without: `bias=False`."""
-    return [name for name, parameter in module._parameters.items() if parameter is None]
+    """The parameters and buffers that a module was built without: `bias=False`."""
+    held = (module._parameters, module._buffers)
+    return [name for each in held for name, tensor in each.items() if tensor is None]
 
 
 def _given(cls: type) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
-from fusion_advisor.ir.source_trace import CHANGING, Span
+from fusion_advisor.ir.source_trace import CHANGING, LENGTH, ModuleAttributes, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called, another_function
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
@@ -28,6 +28,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     Function,
     SourcePlace,
     Sources,
+    SpelledCall,
     assigned,
     held_path,
     span_of,
@@ -103,11 +104,13 @@ class Guards:
         operands: Mapping[Ref, str],
         passed: Collection[Held] = (),
         *,
+        renumbered: Collection[str] = (),
         only_dtype: bool,
     ) -> str:
         """The condition under which what is replaced computes something else; empty where there is
         none. `operands` are the texts of what its kernel takes. Numbers that are `passed` need no
-        asking. With `only_dtype` another dtype is one.
+        asking; those of nodes that are `renumbered` at other sizes do, though sizes are asked for:
+        they may follow from more. With `only_dtype` another dtype is one.
         NotPlaced where it cannot be asked there."""
         here = _computed(self.sources, place.block, edit)
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
@@ -115,11 +118,15 @@ class Guards:
         def given(ref: Ref) -> str:
             return self._given(edit, operands[ref]) if ref in operands else ""
 
+        def module(path: str) -> Iterator[str]:
+            text = spelled(self.sources.trail, path, names) or ""
+            return _exchanged(text, self._modules(place.block, edit).get(text, set()))
+
         conditions = {
-            **dict.fromkeys(self._called.conditions(place, edit, given)),
-            **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
+            **dict.fromkeys(self._called.conditions(place, edit, given, module)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
-            **dict.fromkeys(self._numbers(place, edit, passed)),
+            **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
+            **dict.fromkeys(self._numbers(place, edit, passed, renumbered)),
             **dict.fromkeys(self._told_apart(place, edit, names)),
             **dict.fromkeys(self._dropping(place, edit, names)),
         }
@@ -414,6 +421,31 @@ class Guards:
 
     # Another module.
 
+    def of_chains(
+        self, place: SourcePlace, edit: Edit
+    ) -> Iterator[tuple[Span, tuple[str, ...], bool]]:
+        """Yield the calls of a `Sequential` that are spelled out of which an edit takes a part, the
+        conditions that one runs otherwise, and whether all of it is taken."""
+        for span, call in self.sources.file(edit.file).spelled.items():
+            taken = [edit.takes(link) for link in call.links]
+            if any(taken):
+                yield span, self._of_containers(place.block, span, call), all(taken)
+
+    def _of_containers(self, block: Block, span: Span, call: SpelledCall) -> tuple[str, ...]:
+        """The conditions that a `Sequential` of a call runs otherwise than in some run of a
+        block."""
+        if (block, span) not in self._known_chains:
+            trail, found = self.sources.trail, list[str]()
+            node = self.sources.file(block.file).expressions[span]
+            runs = [run for run in self.sources.names if run.block == block]
+            words = [self.sources.at(node, run.activation, run) or {} for run in runs]
+            for text, _ in reversed(call.containers):
+                callee = ast.parse(text, mode="eval").body
+                paths = filter(None, (self.sources.held_module(callee, names) for names in words))
+                found += _exchanged(text, {_kind(trail.modules[path]) for path in paths})
+            self._known_chains[block, span] = tuple(found)
+        return self._known_chains[block, span]
+
     def _exchanged(
         self, place: SourcePlace, edit: Edit, names: Mapping[str, str], passed: Collection[Held]
     ) -> Iterator[str]:
@@ -422,12 +454,7 @@ class Guards:
         trail = self.sources.trail
         made = _computed(self.sources, place.block, edit, place)
         for text, held in self._modules(place.block, edit).items():
-            (kind, _), *others = held
-            if not others and kind.startswith("torch."):
-                yield f"type({text}) is not {kind}"
-            else:
-                yield from another_function(f"{text}.forward", {name for _, name in held})
-            yield from (f"{text}.{hooks}" for hooks in _HOOKS)
+            yield from _exchanged(text, held)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
             text, held = spelled(trail, path, names), trail.modules.get(path)
@@ -443,20 +470,18 @@ class Guards:
                 value = held.plain[name]
                 if (path, name) in given_too:
                     continue
-                if value not in given and not value.startswith("'"):
-                    continue
-                if name in _PARAMETERS and self._constructors.says_parameters(path):
+                if value not in given and value != "None" and not value.startswith("'"):
                     continue
                 if text is None:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
                 yield _differs(f"{text}.{name}", value)
 
-    def _modules(self, block: Block, edit: Edit) -> Mapping[str, set[tuple[str, str]]]:
+    def _modules(self, block: Block, edit: Edit) -> Mapping[str, set[_Kind]]:
         """The modules whose calls are removed in some run of a block, as its text spells them: the
         classes that are there in all of its runs, and what their calls run. NotPlaced where no name
         holds one."""
         if (block, edit) not in self._known_modules:
-            trail, found = self.sources.trail, dict[str, set[tuple[str, str]]]()
+            trail, found = self.sources.trail, dict[str, set[_Kind]]()
             runs = [place for place in self.sources.names if place.block == block]
             words = [self.sources.names[run].get(edit.lines[0], {}) for run in runs]
             for run, names in zip(runs, words, strict=True):
@@ -466,13 +491,14 @@ class Guards:
                     text = spelled(trail, path, names)
                     if text is None:
                         raise NotPlaced(
-                            f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
+                            f"line {edit.lines[0]}: no name there holds {path or 'the model'}, "
+                            "whose call goes"
                         )
                     found.setdefault(text, set())
             for text, held in found.items():
                 node = ast.parse(text, mode="eval").body
                 paths = filter(None, (self.sources.held_module(node, names) for names in words))
-                held |= {(trail.modules[path].kind, trail.modules[path].forward) for path in paths}
+                held |= {_kind(trail.modules[path]) for path in paths}
             self._known_modules[block, edit] = found
         return self._known_modules[block, edit]
 
@@ -538,15 +564,21 @@ class Guards:
 
     # Another number.
 
-    def _numbers(self, place: SourcePlace, edit: Edit, passed: Collection[Held]) -> Iterator[str]:
+    def _numbers(
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        passed: Collection[Held],
+        renumbered: Collection[str] = (),
+    ) -> Iterator[str]:
         """Conditions that numbers which Python holds have changed, for those that were
-        always the same."""
+        always the same, or that nodes which are `renumbered` were given."""
         seen = self._seen(place.block, edit)
-        for number in _read(*self._readers[0], place, edit):
+        for number, decisive in _read(*self._readers[0], place, edit, renumbered):
             here = number.file, number.span
             if any(each.has(*here) for each in passed):
                 continue
-            if len(seen[here]) > 1:
+            if len(seen[here]) > 1 and not decisive:
                 if number.of == "module" and number.text and CHANGING not in seen[here]:
                     yield f"{number.text} not in ({', '.join(sorted(seen[here]))})"
                 continue
@@ -565,7 +597,7 @@ class Guards:
             seen = self._known[block, edit] = defaultdict[tuple[str, Span], set[str]](set)
             for sources, reader in self._readers:
                 for run in [run for run in sources.names if run.block == block]:
-                    for number in _read(sources, reader, run, edit):
+                    for number, _ in _read(sources, reader, run, edit):
                         seen[number.file, number.span].add(number.value)
         return self._known[block, edit]
 
@@ -583,7 +615,11 @@ class Guards:
         return {}
 
     @cached_property
-    def _known_modules(self) -> dict[tuple[Block, Edit], dict[str, set[tuple[str, str]]]]:
+    def _known_chains(self) -> dict[tuple[Block, Span], tuple[str, ...]]:
+        return {}
+
+    @cached_property
+    def _known_modules(self) -> dict[tuple[Block, Edit], dict[str, set[_Kind]]]:
         return {}
 
     @cached_property
@@ -591,12 +627,34 @@ class Guards:
         return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
 
 
+_Kind = tuple[str, str, str]
+"""Class of a module, what a call of it runs, and of a `Sequential` how many modules it holds."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module that hold what runs when it is called, beside `forward`."""
 _PARAMETERS = ("weight", "bias")
 """Parameters that torch's modules may be built without."""
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
 """Attributes of tensors that give or take a dtype."""
+
+
+def _kind(held: ModuleAttributes) -> _Kind:
+    return held.kind, held.forward, held.plain.get(LENGTH, "")
+
+
+def _exchanged(text: str, held: Collection[_Kind]) -> Iterator[str]:
+    """Conditions that a module which `text` spells is of other classes, has hooks or holds other
+    numbers of modules than some that were `held`."""
+    kinds, runs, lengths = ({each[n] for each in held} for n in range(3))
+    if len(kinds) == 1 == len(runs) and (kind := min(kinds)).startswith("torch."):
+        yield f"type({text}) is not {kind}"
+    elif held:
+        yield from another_function(f"{text}.forward", runs)
+    yield from (f"{text}.{hooks}" for hooks in _HOOKS if held)
+    if held and "" not in lengths:
+        found = sorted(lengths)
+        yield f"len({text}) " + (
+            f"!= {found[0]}" if len(found) == 1 else f"not in ({', '.join(found)})"
+        )
 
 
 def _follows(function: Function, name: str, other: str) -> bool:
@@ -631,18 +689,23 @@ def _differs(text: str, value: str) -> str:
 
 
 def _read(
-    sources: Sources, reader: HeldNumbers, place: SourcePlace, edit: Edit
-) -> Iterator[HeldNumber]:
-    """The numbers of the expressions that an edit removes from a place."""
+    sources: Sources,
+    reader: HeldNumbers,
+    place: SourcePlace,
+    edit: Edit,
+    renumbered: Collection[str] = (),
+) -> Iterator[tuple[HeldNumber, bool]]:
+    """The numbers of the expressions that an edit removes from a place, each with whether it made a
+    node that is `renumbered`."""
     for step, standing in sources.held.get(place, {}).items():
         if not edit.takes(standing.span):
             continue
-        found = reader.read(step, place, edit.lines[0])
         made = sources.made.get(step, ())
-        if any(node.op not in SIZED for node in made):
-            yield from found
-        elif made:  # sizes that follow from those of tensors are no numbers
-            yield from (number for number in found if number.of == "module")
+        decisive = any(node.name in renumbered for node in made)
+        plain = decisive or any(node.op not in SIZED for node in made)
+        for number in reader.read(step, place, edit.lines[0]) if made else ():
+            if plain or number.of == "module":  # sizes that follow from tensors' are no numbers
+                yield number, decisive
 
 
 def _in_mode(

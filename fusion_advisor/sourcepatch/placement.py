@@ -185,8 +185,15 @@ class Placement:
             )
         passed = self._passed(expressed, edit)
         operands = dict(zip(expressed.inputs, edit.taken.operands, strict=False))
-        asked = self._guards.of(place, edit, operands, passed, only_dtype=only_dtype)
-        guards, asked_too = [*edit.steering, asked], {*self._guards.of_dtypes(operands)}
+        names = {name for _, name, _ in renumbered}
+        asked = self._guards.of(
+            place, edit, operands, passed, renumbered=names, only_dtype=only_dtype
+        )
+        chains = [*self._guards.of_chains(place, edit)]
+        inside = [c for _, each, all_of_it in chains if all_of_it or self.operators for c in each]
+        parted = ((call, each) for call, each, all_of_it in chains if not all_of_it)
+        guards = [*edit.steering, *inside, asked]
+        asked_too = {*self._guards.of_dtypes(operands)}
         unserved += [
             each.flow
             for each, sources in zip(self.resized, self.seen, strict=True)
@@ -196,7 +203,7 @@ class Placement:
             and self._guards.launches_otherwise(place, edit, sources)
         ]
         if unserved:
-            left = {id(flow) for flow in (*unserved, *(flow for flow, _ in renumbered))}
+            left = {id(flow) for flow in (*unserved, *(flow for flow, *_ in renumbered))}
             served = [
                 each.flow
                 for each in self.resized
@@ -218,6 +225,7 @@ class Placement:
             edit,
             with_statements=self._guards.is_composite(place.block, edit)
             or any(held.leaves or held.attribute for held in passed),
+            wholes=() if self.operators else tuple(parted),
             asked_too=frozenset(asked_too.intersection(edit.conditions)),
         )
         self.require_held(edit)
@@ -229,7 +237,7 @@ class Placement:
         named = self.operators or "torch." in edit.guard
         if named and not (file.has_torch or file.may_import_torch):
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
-        if not self.operators and edit.needs_function:
+        if not self.operators and (edit.needs_function or edit.wholes):
             require_function(file, edit)
 
     def _call(
@@ -274,12 +282,12 @@ class Placement:
 
     def _unserved(
         self, decision: Decision, expressed: Expressed
-    ) -> tuple[list[Dataflow], list[tuple[Dataflow, str]]]:
+    ) -> tuple[list[Dataflow], list[tuple[Dataflow, str, str]]]:
         """The model at the other sizes of its inputs at which neither a group's kernel nor its
         reference computes what it does there: those where a dimension of one element has another
         size, and those where any other number is another, or a size that the kernel's inputs lack,
-        each with that in words."""
-        found, renumbered = list[Dataflow](), list[tuple[Dataflow, str]]()
+        each with the node and that in words."""
+        found, renumbered = list[Dataflow](), list[tuple[Dataflow, str, str]]()
         read = _read(decision, expressed)
         widens = self.general is not None and self.general(decision) is not decision
         for each, numbers, told in zip(self.resized, self._numbers, self._told, strict=True):
@@ -290,13 +298,13 @@ class Placement:
                     continue
                 if ref.node in numbers:
                     why = f"{self.sources.described(ref.node)}: {_NUMBER}: {numbers[ref.node]}"
-                    renumbered.append((each.flow, why))
+                    renumbered.append((each.flow, ref.node, why))
                 sizes = self.flow.annotated.tensors[ref].shape
                 for d in self._unread(ref, dims, told, read):
                     if sizes[d] != 1:
                         why = f"{sizes[d]} in dimension {d}, which is no size of what it takes"
                         said = self.sources.described(ref.node)
-                        renumbered.append((each.flow, f"{said}: {_NUMBER}: {why}"))
+                        renumbered.append((each.flow, ref.node, f"{said}: {_NUMBER}: {why}"))
                     elif not (widens and each is self.batch):
                         found.append(each.flow)
         return [*{id(flow): flow for flow in found}.values()], renumbered
@@ -318,7 +326,7 @@ class Placement:
         return False
 
     def _refuse_renumbered(
-        self, held: Sequence[tuple[Ref, int]], renumbered: Sequence[tuple[Dataflow, str]]
+        self, held: Sequence[tuple[Ref, int]], renumbered: Sequence[tuple[Dataflow, str, str]]
     ) -> None:
         """NotPlaced where a group has other numbers at other sizes, and none of the sizes that its
         kernel is held to is another there; or one of these is no last dimension: what a model's
@@ -326,7 +334,7 @@ class Placement:
         would seldom run."""
         here = self.flow.annotated.tensors
         last = all(d == len(here[ref].shape) - 1 for ref, d in held)
-        for flow, why in renumbered:
+        for flow, _, why in renumbered:
             there = flow.annotated.tensors
             if not last or all(there[ref].shape[d] == here[ref].shape[d] for ref, d in held):
                 raise NotPlaced(why)
@@ -576,7 +584,8 @@ def patch(
         if placement.operators:
             imported = [] if source.has_torch else ["import torch"]
         else:
-            edits, imported = outlines.outlined(source, edits), [_import(path, folder)]
+            edits = outlines.whole(source, outlines.outlined(source, edits))
+            imported = [_import(path, folder)]
         edits = [*nested(source, edits)]
         text = folded(source, splice(source.text, edits, imported, folder.name))
         result.after[path] = narrowed(text, source.before, folder.name)
@@ -743,9 +752,9 @@ def _asking_alike(
 
     def asking(edit: Edit) -> Edit:
         own = [text for text in asked if text.removesuffix(" is None") in edit.taken.operands]
-        return replace(
-            edit.guarded(" or ".join(own)), asked_too=edit.asked_too | launchers.intersection(own)
-        )
+        others = [text for text in edit.conditions if text not in asked]
+        asked_too = edit.asked_too | launchers.intersection(own)
+        return replace(edit, guard=" or ".join([*others, *own]), asked_too=asked_too)
 
     alike = len({edit.conditions for edit in every}) == 1
     return edits if alike else {place: tuple(map(asking, some)) for place, some in edits.items()}

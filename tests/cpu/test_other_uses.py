@@ -30,10 +30,18 @@ from .test_patch import HEAD, changed, made
 Use = Callable[[Any], list[object]]
 
 
-def uses(folder: Path, body: str, use: Use, shape: str = "8, 32, 1024", inputs: int = 1) -> str:
+def uses(
+    folder: Path,
+    body: str,
+    use: Use,
+    shape: str = "8, 32, 1024",
+    inputs: int = 1,
+    *,
+    resized: bool = False,
+) -> str:
     """The source and the guards of a patch; `use` of the model's file gives the same before and
-    after."""
-    patch = made(folder, body, shape=shape, count=inputs)
+    after. With `resized` the model is seen at other sizes, too."""
+    patch = made(folder, body, shape=shape, count=inputs, resized=resized)
     assert patch.diff, (patch.unplaced, patch.patch.refused)
     text = changed(patch)
     with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
@@ -930,3 +938,276 @@ def test_runs_of_which_some_ask_whether_there_is_a_bias_ask_alike(tmp_path: Path
     )
     assert "fused_model.layer_norm_tanh_or_eager(x, " in text
     assert "or bias is None" in text, text
+
+
+def test_a_number_made_of_a_size_and_of_the_configuration_is_asked(tmp_path: Path) -> None:
+    """The kernel serves one size, which says the number for one configuration alone."""
+
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), torch.arange(4096)
+        found = [model(x)]
+        model.factor = 0.25
+        return [*found, model(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.factor = 0.5
+
+            def capacity(self, count):
+                return int(count * self.factor)
+
+            def forward(self, x):
+                cap = self.capacity(x.size(0))
+                return torch.where(x - 1 < cap, x * cap + 1, 7 * cap)
+        """,
+        use,
+        shape="4096, dtype=torch.int64",
+        resized=True,
+    )
+    assert "cap != 2048" in text
+
+
+def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
+    """A size chooses one of several kernels, and another one is asked of what may have fewer
+    dimensions."""
+
+    def use(file: Any) -> list[object]:
+        return [file.Norm(64)(drawn(64)), file.Power()(drawn(8)), file.Norm(64)(drawn(5, 64))]
+
+    text = uses(
+        tmp_path,
+        """
+        class Power(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x) ** x.size(-1) + 1.0
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two, self.power = Norm(1024), Norm(512), Power()
+                self.down, self.up = nn.Linear(1024, 512), nn.Linear(512, 64)
+
+            def forward(self, x):
+                y = self.down(self.one(x)).transpose(1, 2)
+                return self.power(self.up(self.two(y)))
+        """,
+        use,
+        shape="8, 512, 1024",
+    )
+    assert "if not x.is_contiguous():" in text, text
+    assert "or x.dim() < 1\n        or x.size(-1) != 64" in text, text
+
+
+def test_a_norm_without_weight_and_bias_may_get_them(tmp_path: Path) -> None:
+    """The class says that it has none; its object may be given another norm."""
+
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), drawn()
+        found = [model(x)]
+        model.norm = nn.LayerNorm(1024)
+        nn.init.constant_(model.norm.weight, 3.0)
+        return [*found, model(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(1024, elementwise_affine=False)
+
+            def forward(self, x):
+                return torch.tanh(self.norm(x)) * 2.0
+        """,
+        use,
+    )
+    assert "norm.weight is not None\n        or norm.bias is not None" in text, text
+
+
+def test_a_module_of_another_class_lacks_what_a_guard_reads(tmp_path: Path) -> None:
+    """Its class is asked before its methods, its flags and its parts."""
+
+    def use(file: Any) -> list[object]:
+        model, found = file.Model(), list[object]()
+        for block in (nn.Identity(), nn.Tanh(), file.Block()):
+            model.block = block
+            found.append(model(drawn()))
+        model.block.norm = nn.Identity()
+        return [*found, model(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        class Half(nn.Module):
+            def _norm(self, x):
+                return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+            def forward(self, x):
+                return self._norm(x) * 0.5
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.drop, self.twice = Half(), nn.Dropout(0.5), True
+
+            def forward(self, x):
+                x = self.drop(self.norm(x))
+                if self.twice:
+                    x = x * 2.0
+                return x
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin = Block(), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.block(self.lin(x)) + x
+        """,
+        use,
+    )
+    assert text.index("block.forward") < text.index("block.norm"), text
+
+
+def test_a_dropout_in_an_operand_is_called_once(tmp_path: Path) -> None:
+    """Another module in its place may draw at each call."""
+
+    def use(file: Any) -> list[object]:
+        class Drawing(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.dropout(x, 0.3, True)
+
+        model, calls, x = file.Model(), list[str](), drawn()
+        model.drop.register_forward_hook(lambda *_: calls.append("called"))
+        found = [*model(x), len(calls)]
+        model.drop = Drawing()
+        torch.manual_seed(1)
+        return [*found, *model(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop, self.lin, self.norm = nn.Dropout(0.5), nn.Linear(1024, 1024), Norm(1024)
+
+            def forward(self, x):
+                y = self.lin(x)
+                x = x + self.drop(y)
+                return x, self.norm(x)
+        """,
+        use,
+    )
+    assert "_or_eager(x, self.drop(y), self.norm)" in text, text
+
+
+def test_a_module_that_launched_nothing_is_asked_for(tmp_path: Path) -> None:
+    """A dropout in eval, within what is called, may be another module, or have a hook."""
+
+    def use(file: Any) -> list[object]:
+        model, hooked, x = file.Model(), file.Model(), drawn()
+        model.block.drop = nn.Tanh()
+        hooked.rest[0].register_forward_hook(lambda *of: of[2] * 2.0)
+        return [file.Model()(x), model(x), hooked(x)]
+
+    text = uses(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop = nn.Dropout(0.5)
+
+            def forward(self, x):
+                return self.drop(torch.tanh(x)) * 2.0
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block, self.lin = Block(), nn.Linear(1024, 1024)
+                self.rest = nn.Sequential(nn.Identity(), nn.Sigmoid())
+
+            def forward(self, x):
+                return self.rest(self.block(self.lin(x)) + x)
+        """,
+        use,
+    )
+    assert "type(block.drop) is not torch.nn.Dropout" in text, text
+    assert "is not torch.nn.Identity" in text, text
+
+
+SEQUENTIAL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Sigmoid(){more})
+
+    def forward(self, x):
+        {forward}
+"""
+CHAINS = {
+    "within": (", nn.Linear(1024, 1024)", "return self.net(x)"),
+    "beyond": ("", "return self.net(x * 2.0) + x"),
+    "whole": ("", "y = self.net[0](x)\n        return self.act(y) + x"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_sequential_may_run_otherwise(name: str, tmp_path: Path) -> None:
+    """It has a hook, holds another module more, or is another one."""
+
+    def use(file: Any) -> list[object]:
+        found, x = list[object](), drawn()
+        for change in range(4):
+            torch.manual_seed(change)
+            model = file.Model()
+            net = model.net if name != "whole" else model.act
+            if change == 1:
+                net.register_forward_hook(lambda *of: of[2] * 100.0)
+            elif change == 2:
+                net.append(nn.Tanh())
+            elif change == 3:
+                model.net = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh())
+                model.act = nn.Tanh()
+            found.append(model(x))
+        return found
+
+    more, forward = CHAINS[name]
+    body = SEQUENTIAL.format(more=more, forward=forward)
+    act = "self.act = nn.Sequential(nn.Tanh(), nn.Sigmoid())\n\n    def forward"
+    text = uses(tmp_path, body.replace("\n    def forward", f"        {act}"), use)
+    assert "is not torch.nn.Sequential" in text, text
+    assert "fused_model.net_in_parts(self.net, x)" in text or name == "whole", text
+
+
+def test_what_a_call_leaves_out_is_not_asked(tmp_path: Path) -> None:
+    """A default says what a condition is, and a later call of the same text has it, too."""
+
+    def use(file: Any) -> list[object]:
+        return [file.Model()(drawn())]
+
+    text = uses(
+        tmp_path,
+        """
+        def gated(x, mask=None):
+            if mask is not None:
+                x = x * mask
+            return torch.tanh(x) * torch.sigmoid(x)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return gated(self.lin(x)) + x
+        """,
+        use,
+    )
+    assert "return fused_model.tanh_sigmoid_mul_add(self.lin(x), x)" in text, text
+    assert "None is not None" not in text, text

@@ -809,7 +809,7 @@ def test_training_keeps_its_dropout(tmp_path: Path) -> None:
     )
     assert "self.drop(h)" not in changed(patch)
     text = asking(patch)
-    assert "if drop.training or (fused := " in text
+    assert "type(drop) is not torch.nn.Dropout\n" in text
     assert text.count("h = drop(h)") == 1, "the original stays for training"
 
 
@@ -854,6 +854,7 @@ def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
         ],
         ["type(sure_[1]) is not torch.nn.Sigmoid", *hooked("sure_[1]")],
         ["type(chosen) is not torch.nn.ReLU", *hooked("chosen")],
+        ["type(sure) is not torch.nn.Sequential", *hooked("sure"), "len(sure) != 2"],
     ]
 
 
@@ -878,7 +879,7 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
                 return scaled(self.lin(x)) + 1
     """
     text = asking(made(tmp_path, body.replace("GIVEN", "x")))
-    assert "or x.size(-1) != 1024 or (fused := " in text
+    assert "or x.size(-1) != 1024\n        or (fused := " in text
     patch = made(tmp_path, body.replace("GIVEN", "x.unflatten(-1, (8, 128))"))
     reasons = patch.unplaced.values()
     assert any(re.search(r"the 128 of \S+model.py:22 cannot be asked", why) for why in reasons), (

@@ -39,11 +39,20 @@ def forward_of(patch: Patched) -> str:
 
 def test_a_part_is_replaced_and_the_rest_stays_calls(tmp_path: Path) -> None:
     patch = patched(tmp_path, f"self.block = nn.Sequential({PARTS})", "return self.block(x)")
-    assert forward_of(patch) == (
-        "return self.block[2](fused_model.group_norm_silu_or_eager(x, self.block))"
-    )
+    assert forward_of(patch) == "return fused_model.block_in_parts(self.block, x)"
     assert "block[0].num_groups != 8" in asking(patch)
     assert "return block[1](block[0](x))" in asking(patch)
+    assert asking(patch).endswith(
+        """
+        type(block) is not torch.nn.Sequential
+        or block._forward_hooks
+        or block._forward_pre_hooks
+        or len(block) != 3
+    ):
+        return block(x)
+    return block[2](group_norm_silu_or_eager(x, block))
+"""
+    )
 
 
 def test_what_no_edit_touches_is_as_it_was_written(tmp_path: Path) -> None:
@@ -56,7 +65,7 @@ def test_what_no_edit_touches_is_as_it_was_written(tmp_path: Path) -> None:
     )
     assert forward_of(patch) == (
         "x = self.two(self.two(  # twice\nx,\n))\n"
-        "return self.one[2](fused_model.group_norm_silu_or_eager(x, self.one)) + self.two(x)"
+        "return fused_model.one_in_parts(self.one, x) + self.two(x)"
     )
 
 
@@ -69,9 +78,10 @@ def test_one_within_another_and_names(tmp_path: Path) -> None:
         "return self.net(x)",
         "from collections import OrderedDict",
     )
-    assert forward_of(patch) == (
-        "return self.net[1].last(fused_model.group_norm_silu_or_eager(self.net[0](x), self.net))"
-    )
+    assert forward_of(patch) == "return fused_model.net_in_parts(self.net, x)"
+    text = asking(patch)
+    assert text.index("len(net) != 2") < text.index("len(net[1]) != 3")
+    assert "return net[1].last(group_norm_silu_or_eager(net[0](x), net))" in text
 
 
 def test_a_class_that_inherits_and_a_loop(tmp_path: Path) -> None:
@@ -82,7 +92,8 @@ def test_a_class_that_inherits_and_a_loop(tmp_path: Path) -> None:
         "class Part(nn.Sequential):\n    def __init__(self, c):\n"
         f"        super().__init__({PARTS.replace('64', 'c')})\n",
     )
-    assert "x = x + block[2](fused_model.group_norm_silu_or_eager(x, block))" in forward_of(patch)
+    assert "x = x + fused_model.block_in_parts(block, x)" in forward_of(patch)
+    assert "block.forward.__code__.co_qualname != 'Sequential.forward'" in asking(patch)
 
 
 def test_a_function_that_makes_one(tmp_path: Path) -> None:
@@ -92,7 +103,7 @@ def test_a_function_that_makes_one(tmp_path: Path) -> None:
         "return self.block(x)",
         f"def part(c):\n    return nn.Sequential({PARTS.replace('64', 'c')})\n",
     )
-    assert forward_of(patch).startswith("return self.block[2](fused_model.group_norm_silu")
+    assert forward_of(patch) == "return fused_model.block_in_parts(self.block, x)"
 
 
 def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
@@ -102,11 +113,8 @@ def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
         "nn.GroupNorm(8, 64), act, nn.Conv2d(64, 64, 1), nn.GroupNorm(8, 64), act)",
         "return self.block(x)",
     )
-    text = forward_of(patch)
-    first, second = text.splitlines()
-    assert first == "group_norm_silu = fused_model.group_norm_silu_or_eager_2(x, self.block)"
-    assert second.startswith("return fused_model.group_norm_silu_or_eager")
-    assert "self.block[2](group_norm_silu)" in second
+    assert forward_of(patch) == "return fused_model.block_in_parts(self.block, x)"
+    assert "block[2](group_norm_silu_or_eager" in asking(patch)
 
 
 @pytest.mark.parametrize(

@@ -530,7 +530,7 @@ def test_kernels_of_one_text_are_chosen_by_what_they_are_given(tmp_path: Path) -
     assert patch.patch.refused == {}
     assert len({put.kernel for put in patch.patch.puts}) == 3, reasons(patch)
     asking = next(t for path, t in patch.patch.after.items() if path.name == "or_eager.py")
-    assert ".size(1) == " in asking
+    assert ".dim() >= 2 and " in asking
     assert ".is_contiguous():" in asking
     assert "num_channels" not in asking, "a size, which the kernel reads off its tensor"
     assert_same(patch, tmp_path, [(2, 64, 4, 6), (1, 64, 1, 3)], 64)

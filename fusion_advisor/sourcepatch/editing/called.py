@@ -8,13 +8,13 @@ computing a kernel does not do.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import SEQUENTIAL, Activation
+from fusion_advisor.ir.source_trace import LENGTH, SEQUENTIAL, Activation
 from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -23,6 +23,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     SourceFile,
     SourcePlace,
     Sources,
+    names_in,
     span_of,
 )
 from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, is_local
@@ -59,44 +60,90 @@ class Called:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._known: dict[int, list[_Choice] | str] = {}
+        self._within_calls: dict[int, set[str]] = {}
 
     def conditions(
-        self, place: SourcePlace, edit: Edit, given: Callable[[Ref], str]
+        self,
+        place: SourcePlace,
+        edit: Edit,
+        given: Callable[[Ref], str],
+        exchanged: Callable[[str], Iterable[str]],
     ) -> Iterator[str]:
-        """Yield the conditions under which what an edit takes out would run otherwise than it did;
-        `given` has texts of tensors that a function beside the kernels could ask. NotPlaced
-        where one cannot be asked, or something would not happen any more."""
+        """Yield the conditions under which what an edit takes out would run otherwise than it did,
+        in the order in which it runs: what is asked in a function is asked behind whether that is
+        called. `given` has texts of tensors that a function beside the kernels could ask,
+        `exchanged` what is asked for a module by its path. NotPlaced where one cannot be asked, or
+        something would not happen any more."""
         spelling = SpellingAtPlace(self._sources, place, edit.lines[0], given=given)
         file, own = self._file(place.activation), place.activation
         nodes = (file.expressions.get(s) or file.statements.get(s) for s, _ in edit.replaced)
-        found = [(own, choice) for node in nodes if node for choice in self._within(node, own)]
+        for node in filter(None, nodes):
+            yield from self._asked(self._within(node, own), own, spelling, edit.lines[0])
         for number in self._sources.called(place, edit.takes):
             call = self._sources.trail.activations[number]
             if call.function == SEQUENTIAL or call.function.endswith(_INLINED):
                 continue
-            if self._module(call) is None:
+            path = self._module(call)
+            if path is None:
                 yield from self._identity(call, spelling, edit.lines[0])
+            else:
+                yield from exchanged(path)
             if number not in self._known:
                 self._known[number] = self._choices(number)
             choices = self._known[number]
             if isinstance(choices, str):
                 raise NotPlaced(f"line {edit.lines[0]}: {choices}")
-            found += [(number, choice) for choice in choices]
-        for number, choice in found:
+            yield from self._asked(choices, number, spelling, edit.lines[0])
+
+    def _asked(
+        self, choices: Iterable[_Choice], number: int, spelling: SpellingAtPlace, line: int
+    ) -> Iterator[str]:
+        """Yield the texts of conditions of a call."""
+        for choice in choices:
             asked = spelling.of(choice.test, number)
             texts = [*map(ast.unparse, otherwise(asked, held=choice.held))] if asked else [" or "]
             if any(" or " in text for text in texts):
                 where = self._where(choice.test, number)
                 what = f"{where}: what it asks, `{ast.unparse(choice.test)}`"
-                raise NotPlaced(f"line {edit.lines[0]}: {what}, cannot be asked there")
-            yield from texts
+                raise NotPlaced(f"line {line}: {what}, cannot be asked there")
+            yield from (
+                text for text in texts if names_in(ast.parse(text))
+            )  # others stay as they are
 
     def modules(self, place: SourcePlace, edit: Edit) -> set[str]:
-        """The modules, by their paths, whose calls an edit takes out."""
-        calls = (
-            self._sources.trail.activations[n] for n in self._sources.called(place, edit.takes)
-        )
-        return {path for call in calls if (path := self._module(call)) is not None}
+        """The modules, by their paths, whose calls an edit takes out, those that launch nothing
+        included, and those that run within a `Sequential`."""
+        file = self._file(place.activation)
+        replaced = (file.expressions.get(s) or file.statements.get(s) for s, _ in edit.replaced)
+        inside = (each for node in replaced if node for each in ast.walk(node))
+        called = [n for n in inside if isinstance(n, ast.Call) and edit.takes(span_of(n))]
+        found = self._held(called, place.activation, place)
+        for number in self._sources.called(place, edit.takes):
+            if number not in self._within_calls:
+                path = self._module(self._sources.trail.activations[number])
+                function = self._sources.code(number)
+                nodes = (
+                    [n for n in ast.walk(function) if isinstance(n, ast.Call)] if function else []
+                )
+                own = {path} if path is not None else set[str]()
+                self._within_calls[number] = own | self._held(nodes, number)
+            found |= self._within_calls[number]
+        return found
+
+    def _held(
+        self, calls: Iterable[ast.Call], number: int, place: SourcePlace | None = None
+    ) -> set[str]:
+        """The paths of the modules that some expressions of a call's function call."""
+        found, modules = set[str](), self._sources.trail.modules
+        for call in calls:
+            names = self._sources.at(call, number, place) or {}
+            path = self._sources.held_module(call.func, names)
+            todo = [] if path is None else [path]
+            while todo:
+                found.add(path := todo.pop())
+                if LENGTH in modules[path].plain:  # no source calls what it runs
+                    todo += [each for each in modules if each.rpartition(".")[0] == path]
+        return found
 
     def _module(self, call: Activation) -> str | None:
         """The path of the module whose `forward` a call runs."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 from fusion_advisor.codegen.eager_reference import numbers_of
 from fusion_advisor.ir.source_trace import CHANGING, LENGTH, OPAQUE, Evaluation, Span
+from fusion_advisor.sourcepatch.editing.ranks import shape_of, size
 from fusion_advisor.sourcepatch.editing.rewrite import spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
@@ -32,8 +33,6 @@ from fusion_advisor.sourcepatch.editing.spelling import (
     is_local,
     parameters,
     place_in,
-    shape_of,
-    size,
     targets,
 )
 

@@ -20,7 +20,9 @@ from textwrap import fill, indent
 from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
-from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part
+from fusion_advisor.sourcepatch.editing.ranks import with_ranks
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part, TakenOut
+from fusion_advisor.sourcepatch.editing.sequential import folded_call
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
     SourceFile,
@@ -29,6 +31,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     span_of,
     stored_in,
 )
+from fusion_advisor.sourcepatch.editing.splice import nested
 from fusion_advisor.support.errors import UsageError
 
 _SAYS = '''"""Calls of kernels. Where one would compute something else, or cannot take what it is
@@ -78,20 +81,23 @@ class Choice:
 
 def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
     """Choice of the kernel for each of some runs by the fewest questions that tell: what lies out
-    of order is copied first by references that differ in that alone, and sizes, or else strides,
-    tell the kernels of one reference apart. The first run's kernel serves whatever else comes.
-    NotPlaced where nothing tells."""
+    of order is copied first by references that differ in that alone, and the order of dimensions,
+    else sizes, else strides tell the kernels of one reference apart. The first run's kernel serves
+    whatever else comes. NotPlaced where nothing tells."""
     ranks = [[len(tensor.shape) for tensor in run.tensors] for run in runs]
     sized = all(each == ranks[0] for each in ranks)
 
     def told(run: KernelRun) -> list[str]:
         return [*(_sizes(run.tensors) if sized else _ranks(run.tensors))]
 
+    def ordered(run: KernelRun) -> list[str]:
+        return [*_layouts(run.tensors), *_orders(run.tensors)] if sized else []
+
     def laid(run: KernelRun) -> list[str]:
         return [*told(run), *(_strides(run.tensors) if sized else ())]
 
     def telling(its: Sequence[KernelRun], apart: Sequence[KernelRun]) -> str:
-        for facts in (told, laid):
+        for facts in (ordered, told, laid):
             for some in ([its], [[one] for one in its]):
                 try:
                     return " or ".join(dict.fromkeys(_telling(each, apart, facts) for each in some))
@@ -150,6 +156,15 @@ def _strides(tensors: Sequence[Tensor]) -> Iterator[str]:
                 yield f"{{{number}}}.stride({dim}) == {stride}"
 
 
+def _orders(tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Which of two dimensions lies further apart, whatever their sizes are."""
+    for number, tensor in enumerate(tensors):
+        dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+        for a, b in combinations(dims, 2):
+            sign = "<" if tensor.stride[a] < tensor.stride[b] else ">="
+            yield f"{{{number}}}.stride({a}) {sign} {{{number}}}.stride({b})"
+
+
 def _layouts(tensors: Sequence[Tensor]) -> Iterator[str]:
     for number, tensor in enumerate(tensors):
         yield f"{'' if tensor.contiguous else 'not '}{{{number}}}.is_contiguous()"
@@ -202,7 +217,8 @@ class Outlines:
         call = f"({', '.join(given)})"
         lines = [f"def {one.name}{call}:", '    """The same computation, by sizes and strides."""']
         for case, kernel in one.cases[:-1]:
-            lines += [f"    if {case.format(*given)}:", f"        return {kernel}.{_OR_NONE}{call}"]
+            asked = with_ranks(case.format(*given))
+            lines += [f"    if {asked}:", f"        return {kernel}.{_OR_NONE}{call}"]
         last = one.cases[-1][1]
         self.functions[one.name] = "\n".join([*lines, f"    return {last}.{_OR_NONE}{call}"])
 
@@ -237,15 +253,72 @@ class Outlines:
         return made
 
     def _called(self, edit: Edit, function: _Function) -> Edit:
-        taken, number = edit.taken, 1
-        name = f"{taken.kernel}{_OR_EAGER}"
+        taken = edit.taken
+        package = taken.call.partition(f".{taken.kernel}(")[0]
+        call = self._call(package, f"{taken.kernel}{_OR_EAGER}", function)
+        return replace(_calling(edit, call), guard="")
+
+    def _call(self, package: str, wanted: str, function: _Function) -> str:
+        """The call of a function, which is added under a name that is free."""
+        name, number = wanted, 1
         while not _same(self.functions.setdefault(name, text := function.text(name)), text):
             number += 1
-            name = f"{taken.kernel}{_OR_EAGER}_{number}"
+            name = f"{wanted}_{number}"
         self._imports |= function.imports
-        package = taken.call.partition(f".{taken.kernel}(")[0]
-        call = f"{package}.{name}({', '.join(function.given)})"
-        return replace(_calling(edit, call), guard="")
+        return f"{package}.{name}({', '.join(function.given)})"
+
+    def whole(
+        self, file: SourceFile, edits: Iterable[tuple[Edit, str]]
+    ) -> Iterator[tuple[Edit, str]]:
+        """Yield the edits of a file with their comments, those that take out a part of a call of a
+        `Sequential` as one that calls a function, which asks first whether that still runs what it
+        ran. NotPlaced where it lies in no one expression."""
+        pairs = [*edits]
+        asked = dict[Span, dict[str, None]]()
+        for edit, _ in pairs:
+            for call, conditions in edit.wholes:
+                around = next((s for s, _ in edit.replaced if s.holds(call)), call)
+                asked.setdefault(around, {}).update(dict.fromkeys(conditions))
+        for region in asked:
+            if any(other != region and other.holds(region) for other in asked):
+                continue
+            own = {n for n, (e, _) in enumerate(pairs) if any(map(region.holds, e.touched))}
+            inner = [pairs[number] for number in sorted(own)]
+            beyond = any(not region.holds(span) for edit, _ in inner for span in edit.touched)
+            if beyond or region not in file.expressions:
+                raise NotPlaced(f"line {region.line}: more than a call of a Sequential is edited")
+            conditions = [c for held, each in asked.items() if region.holds(held) for c in each]
+            texts = {s: t for edit, _ in nested(file, inner) for s, t in edit.replaced}
+            first, edit = min(own), inner[0][0]
+            function = self._whole(file, edit, region, conditions, texts)
+            package = edit.taken.call.partition(".")[0]
+            call = self._call(package, function.wanted, function)
+            for number in own:
+                edit, comment = pairs[number]
+                left = ((region, call),) if number == first else ()
+                pairs[number] = replace(edit, replaced=left, inserted=(), kept=()), comment
+        yield from pairs
+
+    def _whole(
+        self,
+        file: SourceFile,
+        edit: Edit,
+        region: Span,
+        conditions: Sequence[str],
+        texts: Mapping[Span, str],
+    ) -> _Whole:
+        statement = file.enclosing(node := file.expressions[region])[-1]
+        called = next(span_of(s) for s in file.body(edit.block) if span_of(s).holds(region))
+        part = Part(span_of(statement), region, result=0)
+        package = edit.taken.call.partition(".")[0]
+        edit = replace(
+            edit, called=called, replaced=((region, ""),), inserted=(), kept=(), guard="",
+            taken=TakenOut("", f"{package}.", (), (part,), edit.taken.modules),
+        )  # fmt: skip
+        function = _Whole(file, edit, self._imports, self._kernels, self.functions, "", every=True)
+        function.ask(conditions, _Placing(texts).visit(copy.deepcopy(node)))
+        function.imports["torch"] = "import torch"
+        return function
 
 
 def _calling(edit: Edit, call: str) -> Edit:
@@ -261,11 +334,26 @@ def require_function(file: SourceFile, edit: Edit) -> None:
     """NotPlaced where no function beside the kernels can hold what an edit asks and its
     statements, whatever others ask."""
     try:
-        Outlines("", {edit.taken.kernel}).function(file, edit)
+        outlines = Outlines("", {edit.taken.kernel})
+        if edit.needs_function:
+            outlines.function(file, edit)
+        for _ in outlines.whole(file, [(edit, "")]):
+            pass
     except NotPlaced as reason:
         raise NotPlaced(
             f"line {edit.lines[0]}: no function can hold its lines: {reason}"
         ) from reason
+
+
+class _Placing(ast.NodeTransformer):
+    """Puts texts in place of expressions, by their spans."""
+
+    def __init__(self, texts: Mapping[Span, str]) -> None:
+        self._texts = texts
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        text = self._texts.get(span_of(node)) if isinstance(node, ast.expr) else None
+        return _expression(text) if text else self.generic_visit(node)
 
 
 def _same(one: str, other: str) -> bool:
@@ -376,12 +464,12 @@ class _Function(ast.NodeTransformer):
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(map(self._number, (part.statement for part in self._parts)))
         given = ", ".join(operands)
-        asked = [each for each in edit.conditions if every or each not in edit.asked_too]
+        asked = edit.asked(launched=not every)
         self._kept = {text for text in self._leaves.values() if text.isidentifier()}
         self._kept -= parameters | self._stored_before(function)
         self._asks = [self._asked(_expression(each)) for each in asked]
         self._kept = set[str]()
-        self._lines = [*self._statements()]
+        self._lines = [self._folded(line) for line in self._statements()]
         fused = self._free("fused")
         call = f"({fused} := {launcher}({given})) is None"
         if len(call) + 11 > _WIDTH:  # behind `or`, twice indented
@@ -403,6 +491,15 @@ class _Function(ast.NodeTransformer):
         return "\n".join([head, *(indent(line, "    ") for line in body)])
 
     # What it runs.
+
+    def _folded(self, text: str) -> str:
+        """A statement with calls of a `Sequential` as they were written where all of one is in the
+        function."""
+        for call in self._file.spelled.values():
+            for callee, links in call.containers if all(map(self._edit.takes, call.links)) else ():
+                own, *inner = (self._written(_expression(each)) for each in (callee, *links))
+                text = folded_call(text, own, inner)
+        return text
 
     def _statements(self) -> Iterator[str]:
         """The statements that the call replaces, and what they give."""
@@ -728,6 +825,35 @@ class _Function(ast.NodeTransformer):
             )
             if name in stays.difference(same):
                 raise NotPlaced(f"`{name}` is bound between them")
+
+
+class _Whole(_Function):
+    """An expression as a function: as it was written, where calls of a `Sequential` in it may run
+    otherwise than they did, else as edits leave it."""
+
+    @property
+    def wanted(self) -> str:
+        """A name for it."""
+        calls = (c for s, c in self._file.spelled.items() if self._edit.takes(s))
+        callee, _ = next(calls).containers[-1]
+        return f"{_word(_expression(callee), self._taken.modules).lstrip('_')}_in_parts"
+
+    def ask(self, conditions: Iterable[str], left: ast.AST) -> None:
+        """Give it the conditions, and what is left of the expression."""
+        self._asks = [self._asked(_expression(each)) for each in conditions]
+        self._ends = f"return {self._written(left)}"
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """An attribute: of a `Sequential` that a name holds it is read in the function."""
+        held = {text for c in self._file.spelled.values() for text, _ in c.containers}
+        if isinstance(node.value, ast.Name) and node.value.id in held:
+            return self.generic_visit(node)
+        return super().visit_Attribute(node)
+
+    def _statements(self) -> Iterator[str]:
+        (part,) = self._parts
+        self._at = self._number(part.statement)
+        yield f"return {self._written(self._file.expressions[part.node])}"
 
 
 def _storing(statement: ast.stmt, elements: Mapping[Span, tuple[ast.Name, ast.expr]]) -> ast.Assign:

@@ -18,6 +18,7 @@ from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Evaluation, Span, Trail
+from fusion_advisor.sourcepatch.editing.ranks import rank_first
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
     Block,
@@ -145,6 +146,9 @@ class Edit:
     """Whether the kernel's reference may be no substitute for the statements at another call: where
     one function of torch launches several ops, which may be others there, and where a number is
     given, which may be a tensor there."""
+    wholes: tuple[tuple[Span, tuple[str, ...]], ...] = ()
+    """Calls of a `Sequential` that are spelled out and taken out in part, each with the conditions
+    that it may run otherwise."""
     asked_too: frozenset[str] = frozenset()
     """Conditions of the guard that the kernel's launcher asks, too."""
 
@@ -157,6 +161,12 @@ class Edit:
     def conditions(self) -> tuple[str, ...]:
         """Conditions of the guard, any of which keeps the source; () without a guard."""
         return tuple(filter(None, self.guard.split(" or ")))
+
+    def asked(self, *, launched: bool = False) -> tuple[str, ...]:
+        """The conditions in an order in which none raises; with `launched` without those that the
+        launcher asks, too."""
+        left = self.asked_too if launched else ()
+        return (*rank_first(each for each in self.conditions if each not in left),)
 
     @property
     def needs_function(self) -> bool:
@@ -330,6 +340,8 @@ class _Rewriter:
         for top in results:
             top.node = self._handed_on(top, gone)
         texts = self._arguments(first, tops, replaced)
+        for top, node in self._handing(tops, texts):
+            top.leaves.append(node)
         before, after = self._names(first.statement), self._bindings(first.statement, replaced)
         names = {name: word for name, word in after.items() if before.get(name) == word}
         texts += self._call.numbers(self._place, first.statement.lineno, names)
@@ -750,12 +762,27 @@ class _Rewriter:
             for node in ast.walk(top.node):
                 if isinstance(node, ast.Name) and node.id in names:
                     found.setdefault(self._sources.value(names[node.id]), node.id)
-                if not isinstance(node, ast.Call) or not self._evaluated(node):
-                    continue
-                made = any(self._sources.made.get(step) for step in self._evaluated(node))
-                if not made and _same(node, names, unchanged):
+                if self._hands_on(node) and _same(node, names, unchanged):
                     found.setdefault(self._value(node), self._text(node))
         return found
+
+    def _hands_on(self, node: ast.AST) -> TypeGuard[ast.Call]:
+        """Whether an expression is a call that launches nothing and gives a tensor."""
+        inside = self._evaluated(node) if isinstance(node, ast.Call) else ()
+        return bool(inside) and not any(self._sources.made.get(step) for step in inside)
+
+    def _handing(
+        self, tops: Sequence[_Top], texts: Sequence[str]
+    ) -> Iterator[tuple[_Top, ast.expr]]:
+        """Yield the calls that change nothing which operands are, each where it stands first: they
+        are made before the kernel's, and never again."""
+        left = {*texts}
+        for top in tops:
+            known = [inner for leaf in top.leaves for inner in ast.walk(leaf)]
+            for node in ast.walk(top.node):
+                if self._hands_on(node) and node not in known and self._text(node) in left:
+                    left.remove(self._text(node))
+                    yield top, node
 
     def _path(self, ref: Ref, names: dict[str, str]) -> str | None:
         """A parameter or buffer as an attribute of a module that a name holds; a tied one as the

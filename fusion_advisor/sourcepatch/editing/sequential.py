@@ -15,7 +15,12 @@ from functools import cached_property
 
 from fusion_advisor.ir.source_trace import SEQUENTIAL, Evaluation, Moment, Span, Trail
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
-from fusion_advisor.sourcepatch.editing.sources import SourceFile, held_path, span_of
+from fusion_advisor.sourcepatch.editing.sources import (
+    SourceFile,
+    SpelledCall,
+    held_path,
+    span_of,
+)
 
 _MOST = 60
 """Modules of a call that is spelled out, at most: Python's parser nests two hundred parentheses."""
@@ -229,27 +234,36 @@ def spelled_out(trails: Sequence[Trail], editable: Callable[[str, int], bool]) -
         call = _call_at(file, span, chain)
         if call and all(_always(*run, file, call, chain) for run in every):
             calls.append(((path, span), call, chain))
-    chained = dict[str, dict[str, list[str]]]()
     for (path, _), call, chain in calls:
         callee = ast.unparse(call.func)
         texts = [text for _, text in chain.ends(callee)]
         result.shifts.setdefault(path, _Shifts()).spell(call, callee, texts)
-        chained.setdefault(path, {}).update(chain.chains(callee))
     for path, shifts in result.shifts.items():
         before = result.files[path].text
         result.files[path] = SourceFile.of(path, shifts.put_into(before))
-        result.files[path].before, result.files[path].chained = before, chained[path]
-    for at, _, chain in calls:
+        result.files[path].before = before
+    for at, call, chain in calls:
         path, span = at
-        result.ends[at] = _ends(result.files[path], result.shifts[path].of(span), chain)
+        ends = result.ends[at] = _ends(result.files[path], result.shifts[path].of(span), chain)
+        links = (place for turns, place in ends.items() if turns)
+        chains = ((text, tuple(more)) for text, more in chain.chains(ast.unparse(call.func)))
+        result.files[path].spelled[ends[()]] = SpelledCall(tuple(links), tuple(chains))
     return result
 
 
 def folded(file: SourceFile, text: str) -> str:
     """A text made of a file's, with calls as they were written where all of a chain is left."""
-    for callee, links in file.chained.items():
-        while (shorter := _folded(text, callee, links)) != text:
-            text = shorter
+    for callee, links in dict.fromkeys(
+        c for each in file.spelled.values() for c in each.containers
+    ):
+        text = folded_call(text, callee, links)
+    return text
+
+
+def folded_call(text: str, callee: str, links: Sequence[str]) -> str:
+    """A text with the calls of one `Sequential` as they were written."""
+    while (shorter := _folded(text, callee, links)) != text:
+        text = shorter
     return text
 
 

@@ -94,6 +94,16 @@ class ExpressionPosition:
     span: Span
 
 
+@dataclass(frozen=True)
+class SpelledCall:
+    """Call of an `nn.Sequential` that is spelled out: the calls of its modules, and the texts of
+    the `Sequential`s that it goes through, each with those of what it runs, the inner ones
+    first."""
+
+    links: tuple[Span, ...]
+    containers: tuple[tuple[str, tuple[str, ...]], ...]
+
+
 @dataclass
 class SourceFile:
     """A file of the model: its text and its tree."""
@@ -104,8 +114,8 @@ class SourceFile:
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict[ast.AST, ast.AST])
     before: str = ""
     """The text as it lies on the disk, where `text` has calls spelled out (`sequential`)."""
-    chained: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The modules by which calls of a `Sequential` are spelled out, by its own text."""
+    spelled: dict[Span, SpelledCall] = field(default_factory=dict[Span, SpelledCall])
+    """Calls that are spelled out, by their places."""
 
     @classmethod
     def read(cls, path: str) -> SourceFile:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from fusion_advisor.ir.graph import Ref
+from fusion_advisor.sourcepatch.editing.ranks import size
 from fusion_advisor.sourcepatch.editing.rewrite import attribute, spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
@@ -279,34 +280,6 @@ def place_in(target: ast.expr, name: str) -> int | None:
     if any(isinstance(part, ast.Starred) for part in parts):
         return None
     return next((i for i, p in enumerate(parts) if isinstance(p, ast.Name) and p.id == name), None)
-
-
-def size(node: ast.expr) -> tuple[ast.expr | None, int | None]:
-    """The tensor and the dimension of `x.shape[1]` or `x.size(1)`."""
-    match node:
-        case ast.Subscript(value, index):
-            return shape_of(value), _integer(index)
-        case ast.Call(ast.Attribute(value, "size"), [index], []):
-            return value, _integer(index)
-        case _:
-            return None, None
-
-
-def shape_of(node: ast.expr) -> ast.expr | None:
-    """The tensor of `x.shape` or `x.size()`."""
-    match node:
-        case ast.Call(ast.Attribute(value, "size"), [], []) | ast.Attribute(value, "shape"):
-            return value
-        case _:
-            return None
-
-
-def _integer(node: ast.expr) -> int | None:
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
-        return None
-    return value if type(value) is int else None
 
 
 def _part(value: ast.expr, number: int | None) -> ast.expr:

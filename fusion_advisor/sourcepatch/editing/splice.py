@@ -114,7 +114,7 @@ class _Placing(ast.NodeTransformer):
 def _guards(edits: Iterable[tuple[Edit, str]]) -> Iterator[_Guard]:
     for edit, _ in edits:
         if edit.guard:
-            yield _Guard(edit.guard, edit.called, *edit.lines)
+            yield _Guard(" or ".join(edit.asked()), edit.called, *edit.lines)
 
 
 class _Spans:
