@@ -32,7 +32,7 @@ from fusion_advisor.codegen.header import does
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.dynamo.custom_ops import loaded
 from fusion_advisor.dynamo.partition import Occurrence
-from fusion_advisor.dynamo.ranks import Ranks, grouped
+from fusion_advisor.dynamo.processes import Ranks, grouped
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Check, Kernel

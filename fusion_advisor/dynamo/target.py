@@ -12,7 +12,7 @@ import torch
 
 from fusion_advisor.dynamo.measured import are_kept, may_measure
 from fusion_advisor.dynamo.options import BackendOptions, Inner, alone
-from fusion_advisor.dynamo.ranks import Ranks, ranks
+from fusion_advisor.dynamo.processes import Ranks, ranks
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device

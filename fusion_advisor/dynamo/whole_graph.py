@@ -24,7 +24,7 @@ from torch._guards import tracing
 from torch.fx.node import map_arg
 
 from fusion_advisor.dynamo.measured import Tune, apart, drawn_operands, kept_choices
-from fusion_advisor.dynamo.ranks import Ranks
+from fusion_advisor.dynamo.processes import Ranks
 from fusion_advisor.frontend.expansions import describe, hint
 from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.driver import timing_rules

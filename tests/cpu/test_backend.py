@@ -19,7 +19,7 @@ from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune, are_kept
 from fusion_advisor.dynamo.options import alone, options_of
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
-from fusion_advisor.dynamo.ranks import Ranks
+from fusion_advisor.dynamo.processes import Ranks
 from fusion_advisor.dynamo.target import Target
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, why_untimed
