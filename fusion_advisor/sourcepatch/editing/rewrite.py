@@ -774,13 +774,19 @@ class _Rewriter:
     def _handing(
         self, tops: Sequence[_Top], texts: Sequence[str]
     ) -> Iterator[tuple[_Top, ast.expr]]:
-        """Yield the calls that change nothing which operands are, each where it stands first: they
-        are made before the kernel's, and never again."""
+        """Yield the calls of modules and functions that change nothing which operands are, each
+        where it stands first: they are made before the kernel's, and never again. A tensor's own
+        (`x.float()`) may be."""
         left = {*texts}
         for top in tops:
+            names = self._names(top.statement)
             known = [inner for leaf in top.leaves for inner in ast.walk(leaf)]
             for node in ast.walk(top.node):
-                if self._hands_on(node) and node not in known and self._text(node) in left:
+                if not self._hands_on(node) or node in known or self._text(node) not in left:
+                    continue
+                of = node.func.value if isinstance(node.func, ast.Attribute) else None
+                named = isinstance(of, ast.Name) and self._sources.value(names.get(of.id))
+                if of is None or not (named or self._evaluated(of)):
                     left.remove(self._text(node))
                     yield top, node
 
