@@ -157,7 +157,7 @@ def _strides(tensors: Sequence[Tensor]) -> Iterator[str]:
 
 
 def _orders(tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Which of two dimensions lies further apart, whatever their sizes are."""
+    """Order of two dimensions in memory, whatever their sizes are."""
     for number, tensor in enumerate(tensors):
         dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
         for a, b in combinations(dims, 2):
