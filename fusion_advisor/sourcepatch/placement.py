@@ -477,6 +477,12 @@ class Placement:
             if all(self.flow.fusible[n] or not self.flow.launches(n) for n in numbers):
                 yield place
 
+    def around(self, launch: int) -> Iterator[object]:
+        """Yield the blocks of the source that a launch is made in, and the statements of these."""
+        step = self.flow.nodes[launch].step
+        for place, standing in (self.sources.standing[step] if step is not None else {}).items():
+            yield from (place, (place, standing.statement))
+
     def kind(self, component: tuple[int, ...]) -> object:
         """Equal for components whose parts are made at the same places of the source."""
         known: dict[SourcePlace, int] = {}

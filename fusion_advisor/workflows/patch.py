@@ -740,7 +740,7 @@ def _cut(
     placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
 ) -> Identified:
     """Partition, solved for the cuts that the source can express: none within what one expression
-    launches."""
+    launches, and what one call makes offered whole."""
     flow = placement.barred()
     grouping = group(
         flow,
@@ -748,6 +748,7 @@ def _cut(
         rulebook,
         placement.kind,
         lambda launch: flow.nodes[launch].step,
+        placement.around,
     )
     return identify(flow, grouping, rulebook)
 
