@@ -144,11 +144,17 @@ class Placement:
         expressed = decision.subject.expressed
         if not decision.accepted or expressed is None:
             return decision
+        why = self.unexpressed(decision, decision.subject.border, expressed)
+        return replace(decision, unplaced=why)
+
+    def unexpressed(self, decision: Decision, border: Boundary, expressed: Expressed) -> str:
+        """Reason why the source cannot express an occurrence of a group, lowered as `expressed`;
+        empty where it can."""
         try:
-            self.edited(decision, decision.subject.border, expressed, "kernel")
+            self.edited(decision, border, expressed, "kernel")
         except NotPlaced as reason:
-            return replace(decision, unplaced=str(reason))
-        return decision
+            return str(reason)
+        return ""
 
     def edited(
         self,

@@ -1480,3 +1480,23 @@ def test_what_a_call_makes_is_a_group_where_a_search_would_be_long(tmp_path: Pat
     assert "return fused_model.rms_norm_or_eager(x, self.weight)" in text
     assert "fused_model.mul_neg_add_or_eager(a, self.cos, self.sin, b, c, d, turned)" in text
     assert text.count("fused_model.") == 2
+
+
+def test_what_is_left_out_adds_up_to_what_is_accepted_and_not_placed(tmp_path: Path) -> None:
+    """No cut has the turns of a loop together, and so none is refused that has them."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x, y):
+                for bias in (y, y.flip(0)):
+                    x = x + bias
+                x = x.relu() * 2
+                return x.softmax(-1)
+        """,
+        count=2,
+    )
+    assert [put.finding.computes for put in patch.patch.puts] == ["ReLU + mul + softmax"]
+    (left,) = patch.left
+    assert left.why.endswith("model.py:22: a part of it is in a block of its own")
+    assert left.saved_us == pytest.approx(patch.free_us - patch.saved_us)
