@@ -1500,3 +1500,23 @@ def test_what_is_left_out_adds_up_to_what_is_accepted_and_not_placed(tmp_path: P
     (left,) = patch.left
     assert left.why.endswith("model.py:22: a part of it is in a block of its own")
     assert left.saved_us == pytest.approx(patch.free_us - patch.saved_us)
+
+
+def test_an_operand_that_an_identity_hands_on_stays_as_it_is_written(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scaled = nn.Identity()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x, y):
+                x = x + y * self.scaled(self.lin(x))
+                return x.softmax(-1) @ x.transpose(-2, -1)
+        """,
+        count=2,
+    )
+    text = changed(patch)
+    assert "x, softmax_out = fused_model.mul_add_softmax(y, self.scaled(self.lin(x)), x)" in text
