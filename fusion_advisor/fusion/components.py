@@ -63,10 +63,11 @@ def group(
     rulebook: Rulebook,
     kind: Callable[[tuple[int, ...]], object] = lambda component: None,
     unit: Callable[[int], object] = lambda launch: None,
+    around: Callable[[int], Iterable[object]] = lambda launch: (),
 ) -> Grouping[DecidedSet]:
     """Partition every component of a graph. Components of the same computation are cut alike,
     components of different `kind` separately. Launches behind each other of one `unit`, None
-    aside, are not cut apart."""
+    aside, are not cut apart. Launches that one thing is `around` are offered as a set."""
     result = Grouping[DecidedSet]([], [])
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
@@ -74,7 +75,7 @@ def group(
         by_shape.setdefault(alike, []).append(component)
     worst = 0.0
     for occurrences in by_shape.values():
-        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit))
+        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit, around))
     result.gap = worst
     _break_cycles(flow, result)
     _maximal_regions(flow, decide, result, rulebook)
@@ -221,6 +222,7 @@ def _solve(
     rulebook: Rulebook,
     result: Grouping[DecidedSet],
     unit: Callable[[int], object],
+    around: Callable[[int], Iterable[object]],
 ) -> float:
     """Cut one component and carry the cut to its other occurrences; returns the gap."""
     numbers = occurrences[0]
@@ -243,7 +245,14 @@ def _solve(
                 alone_us[number] = min(alone_us[number], verdict.time_us)
         component = contracted(component, units, alone_us)
     search = rulebook.search
-    cut = partition(component, judge, search.exact_nodes.count, search.judged_sets.count)
+    offered: dict[object, int] = {}
+    for number, each in enumerate(units):
+        for thing in {thing for i in bits(each) for thing in around(numbers[i])}:
+            offered[thing] = offered.get(thing, 0) | 1 << number
+    cut = partition(
+        component, judge, search.exact_nodes.count, search.judged_sets.count,
+        sorted({*offered.values()}),
+    )  # fmt: skip
     covered = sum(cut.sets)
     alone = [1 << i for i in range(component.count) if not covered >> i & 1]
     slow = [mask for mask in alone if judge(mask).accepted]

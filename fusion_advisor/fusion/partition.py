@@ -5,12 +5,13 @@ several launches must be connected and pass the judge. The search minimises the 
 times. Up to `exact` launches the search is exact: every connected set is judged and the best
 packing found. Beyond `exact` launches, or with more than `most_sets` such sets, it is a heuristic,
 and its distance to a lower bound is reported: more launches are first gathered greedily into sets,
-and a piece that is still too large to search is halved in the launches' order until it is not.
+and a piece that is still too large to search is halved in the launches' order until it is not. What
+it finds is then packed anew with sets that the caller offers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fusion_advisor.cost.dataflow import bits
@@ -124,8 +125,15 @@ class Partition:
         return 0.0 if self.exact or not self.bound_us else self.time_us / self.bound_us - 1.0
 
 
-def partition(component: Component, judge: Judge, exact: int, most_sets: int) -> Partition:
-    """Cut a component into the sets of least total time."""
+def partition(
+    component: Component,
+    judge: Judge,
+    exact: int,
+    most_sets: int,
+    offered: Iterable[int] = (),
+) -> Partition:
+    """Cut a component into the sets of least total time. `offered` are sets that a search which is
+    not exact may miss."""
     memo: dict[int, Verdict] = {}
 
     def judged(mask: int) -> Verdict:
@@ -148,11 +156,26 @@ def partition(component: Component, judge: Judge, exact: int, most_sets: int) ->
             found = _cut(component, piece, judged, exact, most_sets)
             saves |= found.saves
             complete &= found.complete
+    if not complete and (more := _saving(component, offered, judged)):
+        saves |= more
+        saves = {mask: saves[mask] for mask in _best_packing(component, whole, saves)}
     time = sum(component.alone_us) - sum(saves.values())
     if complete:
         return Partition(tuple(sorted(saves)), time, time, True)
     bound = least_us(component, whole, whole)
     return Partition(tuple(sorted(saves)), time, bound, False)
+
+
+def _saving(component: Component, masks: Iterable[int], judge: Judge) -> dict[int, float]:
+    """Savings of those of some sets that are accepted and save something."""
+    saves: dict[int, float] = {}
+    for mask in masks:
+        if mask & (mask - 1) and connected(component, mask) and compatible(component, mask):
+            verdict = judge(mask)
+            saved = _alone_us(component, mask) - verdict.time_us
+            if verdict.accepted and saved > 0:
+                saves[mask] = saved
+    return saves
 
 
 def connected(component: Component, mask: int) -> bool:
@@ -327,12 +350,16 @@ def _packing(
     for mask in saves:
         if mask not in without:
             lowest.setdefault(mask & -mask, []).append(mask)
-    memo: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    first = sum(lowest)
+    memo: dict[int, tuple[float, tuple[int, ...]]] = {}
 
     def best(remaining: int) -> tuple[float, tuple[int, ...]]:
+        one = remaining & first & -(remaining & first)
+        if not one:
+            return 0.0, ()
+        remaining &= -one  # no set begins with what is before it
         found = memo.get(remaining)
         if found is None:
-            one = remaining & -remaining
             found = best(remaining ^ one)
             for mask in lowest.get(one, ()):
                 if mask & ~remaining == 0:

@@ -144,11 +144,17 @@ class Placement:
         expressed = decision.subject.expressed
         if not decision.accepted or expressed is None:
             return decision
+        why = self.unexpressed(decision, decision.subject.border, expressed)
+        return replace(decision, unplaced=why)
+
+    def unexpressed(self, decision: Decision, border: Boundary, expressed: Expressed) -> str:
+        """Reason why the source cannot express an occurrence of a group, lowered as `expressed`;
+        empty where it can."""
         try:
-            self.edited(decision, decision.subject.border, expressed, "kernel")
+            self.edited(decision, border, expressed, "kernel")
         except NotPlaced as reason:
-            return replace(decision, unplaced=str(reason))
-        return decision
+            return str(reason)
+        return ""
 
     def edited(
         self,
@@ -481,6 +487,12 @@ class Placement:
             numbers = (self.flow.position[node.name] for node in nodes)
             if all(self.flow.fusible[n] or not self.flow.launches(n) for n in numbers):
                 yield place
+
+    def around(self, launch: int) -> Iterator[object]:
+        """Yield the blocks of the source that a launch is made in, and the statements of these."""
+        step = self.flow.nodes[launch].step
+        for place, standing in (self.sources.standing[step] if step is not None else {}).items():
+            yield from (place, (place, standing.statement))
 
     def kind(self, component: tuple[int, ...]) -> object:
         """Equal for components whose parts are made at the same places of the source."""

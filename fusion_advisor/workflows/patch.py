@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -19,6 +20,7 @@ from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.findings import Finding, Identified, claimed, fuse, identify, step_us
 from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph, Rewrite, Source
 from fusion_advisor.ir.kernel import Check, Kernel
@@ -343,7 +345,7 @@ def patch_model(
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
         folder.name if standing else "", ran, new_ran, searches, trained,
-        flow.annotated.graph.rewrites, tuple(_left_out(flow, all_found, made)),
+        flow.annotated.graph.rewrites, tuple(_left_out(placement, everything, all_found, made)),
         sum(step_us(flow, everything).values()),
     )  # fmt: skip
 
@@ -700,29 +702,39 @@ def _worthwhile(
     return replace(found, groups=[each for each in found.groups if each.id not in small]), small
 
 
-def _left_out(flow: Dataflow, found: Identified, made: Patch) -> list[Unplaced]:
-    """Groups and sets that the patch leaves out, each but for what is placed of it."""
-    placed = [
-        (frozenset(instance), put.finding.saved_us)
-        for put in made.puts
-        for instance in put.finding.instances
-    ]
-    rows = list[Unplaced]()
-    known = set[int]()
-    reasons = [(each, made.refused.get(each.id, "")) for each in found.groups]
-    reasons += [(each, each.decision.unplaced) for each in found.candidates]
-    reasons = [pair for pair in reasons if pair[1]]
-    for finding, why in sorted(reasons, key=lambda pair: -pair[0].saved_us_total):
-        more = 0.0
-        for instance in finding.instances:
-            if not known.issuperset(instance):
-                own = sum(us for part, us in placed if not part.isdisjoint(instance))
-                more += max(finding.saved_us - own, 0.0)
-        known.update(*finding.instances)
-        if more > 0:
-            place = next((p for n in finding.instances[0] if (p := flow.nodes[n].source)), None)
-            rows.append(Unplaced(finding.computes, place, more, why))
-    return sorted(rows, key=lambda row: -row.saved_us)
+def _left_out(
+    placement: Placement, everything: Sequence[Finding], found: Identified, made: Patch
+) -> list[Unplaced]:
+    """Remainder of all groups that would be fused, each without what the kernels that are placed
+    save of it: together what is accepted and not placed. A kernel that spans
+    several counts for the one of which it has most."""
+    flow = placement.flow
+    rows = [(finding, instance) for finding in everything for instance in finding.instances]
+    owner = {launch: n for n, (_, instance) in enumerate(rows) for launch in instance}
+    lost = [finding.saved_us for finding, _ in rows]
+    for put in made.puts:
+        for instance in put.finding.instances:
+            spanned = Counter(owner[launch] for launch in instance if launch in owner)
+            for of, _ in spanned.most_common(1):
+                lost[of] -= put.finding.saved_us
+    refused = {
+        launch: why
+        for finding in found.groups
+        if (why := made.refused.get(finding.id))
+        for instance in finding.instances
+        for launch in instance
+    }
+    left: dict[tuple[str, str], Unplaced] = {}
+    for (finding, instance), us in zip(rows, lost, strict=True):
+        if us <= 0:
+            continue
+        border = boundary(flow, instance)
+        why = placement.unexpressed(finding.decision, border, lower_region(flow, border))
+        why = why or next((refused[n] for n in instance if n in refused), "another cut is placed")
+        place = next((at for n in instance if (at := flow.nodes[n].source)), None)
+        known = left.setdefault((finding.id, why), Unplaced(finding.computes, place, 0.0, why))
+        left[finding.id, why] = replace(known, saved_us=known.saved_us + us)
+    return sorted(left.values(), key=lambda row: -row.saved_us)
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
@@ -741,7 +753,7 @@ def _cut(
     placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
 ) -> Identified:
     """Partition, solved for the cuts that the source can express: none within what one expression
-    launches."""
+    launches, and what one call makes offered whole."""
     flow = placement.barred()
     grouping = group(
         flow,
@@ -749,6 +761,7 @@ def _cut(
         rulebook,
         placement.kind,
         lambda launch: flow.nodes[launch].step,
+        placement.around,
     )
     return identify(flow, grouping, rulebook)
 

@@ -1441,3 +1441,83 @@ def test_calls_that_ask_the_same_share_a_function(tmp_path: Path) -> None:
     )
     assert asking(patch).count("def layer_norm") == 1
     assert changed(patch).count("_or_eager(") == 2
+
+
+def test_what_a_call_makes_is_a_group_where_a_search_would_be_long(tmp_path: Path) -> None:
+    """The norm and the turns are 27 launches, more than a search goes through. No call makes a part
+    of what `turned_both` does."""
+    patch = made(
+        tmp_path,
+        """
+        def turned(x, cos, sin):
+            a, b = x.chunk(2, -1)
+            return x * cos + torch.cat((-b, a), -1) * sin
+
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = Norm(1024)
+                self.register_buffer("cos", torch.rand(256))
+                self.register_buffer("sin", torch.rand(256))
+
+            def turn(self, q):
+                a, b, c, d = q.chunk(4, -1)
+                a, b = turned(a, self.cos, self.sin), turned(b, self.cos, self.sin)
+                c, d = turned(c, self.cos, self.sin), turned(d, self.cos, self.sin)
+                return torch.cat((a, b, c, d), -1)
+
+            def turned_both(self, q, k):
+                return self.turn(q), self.turn(k)
+
+            def forward(self, q, k):
+                q, k = self.norm(q), self.norm(k)
+                q, k = self.turned_both(q, k)
+                return q @ k.transpose(-2, -1)
+        """,
+        count=2,
+    )
+    text = changed(patch)
+    assert "return fused_model.rms_norm_or_eager(x, self.weight)" in text
+    assert "fused_model.mul_neg_add_or_eager(a, self.cos, self.sin, b, c, d, turned)" in text
+    assert text.count("fused_model.") == 2
+
+
+def test_what_is_left_out_adds_up_to_what_is_accepted_and_not_placed(tmp_path: Path) -> None:
+    """No cut has the turns of a loop together, and so none is refused that has them."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x, y):
+                for bias in (y, y.flip(0)):
+                    x = x + bias
+                x = x.relu() * 2
+                return x.softmax(-1)
+        """,
+        count=2,
+    )
+    assert [put.finding.computes for put in patch.patch.puts] == ["ReLU + mul + softmax"]
+    (left,) = patch.left
+    assert left.why.endswith("model.py:22: a part of it is in a block of its own")
+    assert left.saved_us == pytest.approx(patch.free_us - patch.saved_us)
+
+
+def test_an_operand_that_an_identity_hands_on_stays_as_it_is_written(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scaled = nn.Identity()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x, y):
+                x = x + y * self.scaled(self.lin(x))
+                return x.softmax(-1) @ x.transpose(-2, -1)
+        """,
+        count=2,
+    )
+    text = changed(patch)
+    assert "x, softmax_out = fused_model.mul_add_softmax(y, self.scaled(self.lin(x)), x)" in text

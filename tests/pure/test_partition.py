@@ -193,6 +193,29 @@ def test_what_is_too_much_together_is_cut_into_parts() -> None:
     assert not found.exact
 
 
+def test_a_search_that_is_not_exact_takes_the_offered_sets_that_save_more() -> None:
+    """Of 24 launches in a row a kernel serves two, or exactly the first or the last twelve."""
+    count = 24
+    component = Component(
+        above=[(1 << i) - 1 for i in range(count)],
+        apart=[0] * count,
+        near=[(1 << i >> 1) | (1 << i + 1 & (1 << count) - 1) for i in range(count)],
+        alone_us=[3.0] * count,
+        traffic=[Traffic(((i, 1.0),), ((i + 1, 1.0, 1 << i + 1, False),)) for i in range(count)],
+        launch_us=LAUNCH_US,
+    )
+    first, last = (1 << 12) - 1, (1 << 12) - 1 << 12
+
+    def judge(mask: int) -> Verdict:
+        return Verdict(mask.bit_count() == 2 or mask in (first, last), False, 3.0)
+
+    assert partition(component, judge, exact=20, most_sets=50).time_us == count / 2 * 3.0
+    found = partition(component, judge, 20, 50, [first, last, first << 1, 1, 0b101])
+    assert found.sets == (first, last)
+    assert found.time_us == 2 * 3.0
+    assert not found.exact
+
+
 def test_two_convex_sets_that_form_a_cycle_are_not_chosen() -> None:
     """a → d and c → b: {a, b} and {c, d} are each convex, together they wait for each other."""
     component = Component(

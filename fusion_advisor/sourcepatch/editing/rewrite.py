@@ -555,6 +555,8 @@ class _Rewriter:
         if isinstance(node, ast.Subscript) and (whole := _picked(node)):
             return self._several_of(whole).get(_index(node))
         steps = sorted(self._exactly(span))
+        if not steps and (whole := self._unchanged(node)):
+            return self._value(whole)
         if not steps or len(self._several_of(node)) > 1:
             return None
         calls = {
@@ -569,6 +571,18 @@ class _Rewriter:
         if calls:
             return self._sources.value(trail.activations[max(calls)].value)
         return self._sources.value(f"#{steps[-1]}")
+
+    def _unchanged(self, node: ast.expr | ast.stmt) -> ast.expr | None:
+        """The argument of a call of an `nn.Identity`, which gives it back and makes nothing."""
+        match node:
+            case ast.Call(func=module, args=[whole], keywords=[]):
+                names = self._sources.at(node, self._place.activation, self._place) or {}
+                held = self._sources.trail.modules.get(
+                    self._sources.held_module(module, names) or ""
+                )
+                return whole if held and held.kind == "torch.nn.Identity" else None
+            case _:
+                return None
 
     def _several_of(self, node: ast.expr | ast.stmt) -> dict[int | None, Ref]:
         """The tensors that an expression gives as a tuple, as `max` does along a dimension."""
