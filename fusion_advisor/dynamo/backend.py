@@ -365,9 +365,11 @@ def _slower(
         _log.info("the graph is not timed: %s", untimed)
         return ""
 
+    def both() -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return compiler(copied(ours), inputs), compiler(copied(module), inputs)
+
     def timed() -> GraphTimes | None:
-        with_ours, without = (compiler(copied(each), inputs) for each in (ours, module))
-        return timed_graph(with_ours, without, inputs, rulebook, target.device, gpu)
+        return timed_graph(both, inputs, rulebook, target.device, gpu)
 
     asked = {"graph": ours.code, "inputs": [*map(said, inputs)], "gpu": target.name}
     asked |= {"beside": target.beside, "rules": rulebook.hash}

@@ -92,28 +92,29 @@ def said(value: Any) -> str:
 
 
 def timed_graph(
-    ours: Run,
-    alone: Run,
+    compiled: Callable[[], tuple[Run, Run]],
     inputs: Sequence[Any],
     rulebook: Rulebook,
     device: Device,
     gpu: torch.device,
 ) -> GraphTimes | None:
-    """Times of two compiled graphs that take the same inputs, in turn; None where the operands
-    would take too much memory, and, with a warning, where a graph does not run."""
-    with apart(gpu), tracing(None), torch.random.fork_rng([gpu]):
-        try:
+    """Times, in turn, of a graph that is `compiled` with kernels of ours and without; None where
+    the operands would take too much memory, and, with a warning, where it does not compile or
+    run."""
+    try:
+        pair = compiled()
+        with apart(gpu), tracing(None), torch.random.fork_rng([gpu]):
             operands = _operands(inputs, rulebook, gpu)
             if operands is None:
                 return None
             clock = DeviceClock(timing_rules(rulebook, device))
-            runs = [partial(run, *operands) for run in (ours, alone)]
+            runs = [partial(run, *operands) for run in pair]
             turns = clock.turns(runs, rulebook.tuning.screened.count)
             found = [Series(tuple(each)) for each in turns]
             clock.release()
-        except Exception as error:  # noqa: BLE001 whatever it is, the prediction stays
-            warnings.warn(f"fusion_advisor: the graph is not timed: {cause(error)}", stacklevel=2)
-            return None
+    except Exception as error:  # noqa: BLE001 whatever it is, the prediction stays
+        warnings.warn(f"fusion_advisor: the graph is not timed: {cause(error)}", stacklevel=2)
+        return None
     ours_us, alone_us = (statistics.median(each.us) for each in found)
     return GraphTimes(ours_us, alone_us, max(map(spread_of, found)))
 

@@ -22,7 +22,7 @@ from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.processes import Ranks
 from fusion_advisor.dynamo.target import Target
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
-from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, why_untimed
+from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, timed_graph, why_untimed
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Check, Kernel
@@ -543,6 +543,16 @@ def test_times_of_a_graph_are_kept_and_told(own_cache: Path) -> None:
     assert len(calls) == 2
     first, second = group_of(2)
     assert [found("now", None, first), found("now", None, second)] == [one, one]
+
+
+def test_a_graph_that_does_not_compile_keeps_what_was_predicted() -> None:
+    def both() -> Any:
+        raise RuntimeError("no code for that")
+
+    here, device = torch.device("cpu"), RULES.device("h200")
+    with pytest.warns(UserWarning, match="the graph is not timed: RuntimeError: no code for that"):
+        found = timed_graph(both, (), RULES, device, here)
+    assert found is None
 
 
 def untimed(function: Callable[..., object], *inputs: torch.Tensor) -> str:
