@@ -63,7 +63,8 @@ def tuning_path(gpu: str) -> str:
 def tuning_text(found: Mapping[str, tuple[Numbers, str]], before: str = "") -> str:
     """Text of that file: for the text of each kernel's file the numbers of its launches and, in
     words, what they were measured by. They hold for that text alone. What the file had `before` for
-    other kernels stays. Raises ValueError where that is no JSON."""
+    other kernels stays. Raises ValueError where that is no JSON, TypeError where it is no
+    object."""
     rows = {
         kernel: {"numbers": {**numbers}, "text": fingerprint(text), "found": said}
         for text, (launches, said) in found.items()

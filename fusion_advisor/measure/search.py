@@ -161,7 +161,7 @@ def tuning_file(
     rows = {texts[name]: (each.numbers, each.summary) for name, each in found.items()}
     try:
         return {path: tuning_text(rows, path.read_text("utf-8") if path.exists() else "")}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path}: {error}; delete it, and search again") from error
 
 

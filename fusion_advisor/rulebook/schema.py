@@ -223,7 +223,7 @@ class RowSchedule(Table):
     """Bytes of rows that programs of one multiprocessor load, of which no more are wanted."""
     other_registers: Registers
     """Registers of a thread beside those for what it keeps of its row."""
-    mixed_warps: Warps
+    crossed_warps: Warps
     """Warps of a program, at the least, whose rows lie across those of another operand."""
     sector_bytes: Bytes
     register_target: Registers

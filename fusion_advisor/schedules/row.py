@@ -53,10 +53,10 @@ def tile(
     held = block + rest
     each = _each(laid, rows, block, coalesced, device, rulebook)
     wanted = rows * block // (each * device.warp_size)  # a second piece is as many for each
-    if laid.crossed and rows * block > numbers.across_elements.count:
-        room *= 2  # elements change lanes in the tile: fewer warps wait for each other
-        wanted = power_of_two(max(numbers.mixed_warps.count, -(-laid.held(rows, block) // room)))
-    elif coalesced == 1 or rows * block > numbers.across_elements.count:
+    large = rows * block > numbers.across_elements.count
+    if large and laid.crossed:  # elements change lanes in the tile: fewer warps wait for others
+        wanted, room = numbers.crossed_warps.count, 2 * room
+    if large or coalesced == 1:
         wanted = power_of_two(max(wanted, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, 1), most)
     if rows == coalesced == 1:

@@ -11,7 +11,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
 from fusion_advisor.schedules.blocked import scanned_across
-from fusion_advisor.schedules.layout import reach
+from fusion_advisor.schedules.layout import reach, spanned
 from fusion_advisor.schedules.rows import laid_out
 
 
@@ -100,8 +100,10 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     """Plans that fill the device first; of those that do, or do not, the ones that tear no sectors,
     if there is one, and that move the fewest bytes, give or take a finishing step; of those the
     ones that scan no long rows at once, and the one whose schedule comes first."""
+    if len(plans) < 2:
+        return plans
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
-    least = min((plan.moved for plan in plans), default=0)
+    least = min(plan.moved for plan in plans)
     numbers = rulebook.schedules.blocked
 
     def scans_long(step: Step) -> bool:
@@ -113,9 +115,10 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
 
     def tears(step: Step) -> bool:
         """Does a kernel that reduces rows take other operands across them, in torn sectors?"""
-        across = frozenset(axis for group in step.outer for axis in group.axes)
-        laid = laid_out(step.region, step.along, across, step.serial)
-        return bool(step.region.reduced) and laid.crossed and laid.torn(device)
+        if not step.region.reduced:
+            return False
+        laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
+        return laid.torn(device) and laid.crossed
 
     def rank(plan: Plan) -> tuple[bool, bool, bool, bool, bool]:
         long = any(map(scans_long, plan.steps))

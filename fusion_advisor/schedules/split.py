@@ -18,7 +18,7 @@ from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
-from fusion_advisor.schedules.rows import laid_out, rows_of
+from fusion_advisor.schedules.rows import laid_out
 
 NAME = "split"
 
@@ -32,8 +32,13 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     serial = serial_axes(region, inner, rulebook.schedules.flat)
     rows = prod(region.sizes[a] for a in region.space - inner - serial)
     enough = rows >= device.multiprocessor.count.count
-    again = walked_twice(region, inner, device, rulebook)
-    if along and enough and not (again or torn_by_others(region, inner, serial, device)):
+    if (
+        along
+        and enough
+        and not (
+            walked_twice(region, inner, device, rulebook) or _torn(region, inner, serial, device)
+        )
+    ):
         raise Refused("no-schedule", "there are rows enough for a program each")
     steps: list[Step] = []
     left: Region | None = region
@@ -57,17 +62,15 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     return Plan(NAME, region, tuple(steps))
 
 
-def torn_by_others(
-    region: Region, inner: frozenset[int], serial: frozenset[int], device: Device
-) -> bool:
+def _torn(region: Region, inner: frozenset[int], serial: frozenset[int], device: Device) -> bool:
     """Whether tensors that lie one way are reduced, and others that lie across them are needed for
     the results alone: a program that has both takes few elements of each line of the former, and
     more sectors than these fill where lines begin between two."""
-    laid = rows_of(region, inner, serial)
-    if not (laid.crossed and laid.torn(device)):
+    across = region.space - inner - serial
+    laid = laid_out(region, inner, across, serial)
+    if not (laid.torn(device) and laid.crossed):
         return False
     reduced = Cut(region, inner, passes(region, inner)[0], 1, 0).partial()
-    across = region.space - inner - serial
     return not laid_out(reduced, inner, across, frozenset()).crossed
 
 

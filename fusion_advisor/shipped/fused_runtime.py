@@ -539,7 +539,7 @@ def tuned(function, device):
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get(function.__name__)
         if found is None or found["text"] == fingerprint(function):
-            return found["numbers"] if found else {}
+            return {**found["numbers"]} if found else {}
         problem = f"{function.__name__} has another text than the one that was measured"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"

@@ -18,7 +18,7 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, LENGTH, ModuleAttributes, Span
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.sourcepatch.editing.called import Called, another_function
+from fusion_advisor.sourcepatch.editing.called import Called, another_function, none_of
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.outline import require_function
@@ -120,7 +120,7 @@ class Guards:
 
         def module(path: str) -> Iterator[str]:
             text = spelled(self.sources.trail, path, names) or ""
-            return _exchanged(text, self._modules(place.block, edit).get(text, set()))
+            return _another_module(text, self._modules(place.block, edit).get(text, set()))
 
         conditions = {
             **dict.fromkeys(self._called.conditions(place, edit, given, module)),
@@ -442,7 +442,7 @@ class Guards:
             for text, _ in reversed(call.containers):
                 callee = ast.parse(text, mode="eval").body
                 paths = filter(None, (self.sources.held_module(callee, names) for names in words))
-                found += _exchanged(text, {_kind(trail.modules[path]) for path in paths})
+                found += _another_module(text, {_kind(trail.modules[path]) for path in paths})
             self._known_chains[block, span] = tuple(found)
         return self._known_chains[block, span]
 
@@ -454,7 +454,7 @@ class Guards:
         trail = self.sources.trail
         made = _computed(self.sources, place.block, edit, place)
         for text, held in self._modules(place.block, edit).items():
-            yield from _exchanged(text, held)
+            yield from _another_module(text, held)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
         for path in sorted(set[str]().union(*made.values())):
             text, held = spelled(trail, path, names), trail.modules.get(path)
@@ -641,7 +641,7 @@ def _kind(held: ModuleAttributes) -> _Kind:
     return held.kind, held.forward, held.plain.get(LENGTH, "")
 
 
-def _exchanged(text: str, held: Collection[_Kind]) -> Iterator[str]:
+def _another_module(text: str, held: Collection[_Kind]) -> Iterator[str]:
     """Conditions that a module which `text` spells is of other classes, has hooks or holds other
     numbers of modules than some that were `held`."""
     kinds, runs, lengths = ({each[n] for each in held} for n in range(3))
@@ -651,10 +651,7 @@ def _exchanged(text: str, held: Collection[_Kind]) -> Iterator[str]:
         yield from another_function(f"{text}.forward", runs)
     yield from (f"{text}.{hooks}" for hooks in _HOOKS if held)
     if held and "" not in lengths:
-        found = sorted(lengths)
-        yield f"len({text}) " + (
-            f"!= {found[0]}" if len(found) == 1 else f"not in ({', '.join(found)})"
-        )
+        yield none_of(f"len({text})", sorted(lengths))
 
 
 def _follows(function: Function, name: str, other: str) -> bool:

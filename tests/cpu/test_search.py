@@ -390,9 +390,10 @@ def test_what_was_found_for_other_kernels_stays(
     path.write_text('{"other_kernel": {}}')
     (again,) = tuning_file(tmp_path, found, texts).values()
     assert json.loads(again) == {"other_kernel": {}, **json.loads(text)}
-    path.write_text("mine")
-    with pytest.raises(UsageError, match="delete it, and search again"):
-        tuning_file(tmp_path, found, texts)
+    for wrong in ("mine", "[]"):
+        path.write_text(wrong)
+        with pytest.raises(UsageError, match="delete it, and search again"):
+            tuning_file(tmp_path, found, texts)
 
 
 @pytest.fixture

@@ -172,10 +172,9 @@ def test_a_bounded_search_is_legal_and_above_its_bound(
         assert compatible(component, mask)
 
 
-def test_what_is_too_much_together_is_cut_into_parts() -> None:
-    """Of 24 launches in a row three share a kernel: neither all of them nor none do."""
-    count = 24
-    component = Component(
+def in_a_row(count: int) -> Component:
+    """Launches of which each reads what the one before it wrote."""
+    return Component(
         above=[(1 << i) - 1 for i in range(count)],
         apart=[0] * count,
         near=[(1 << i >> 1) | (1 << i + 1 & (1 << count) - 1) for i in range(count)],
@@ -183,6 +182,12 @@ def test_what_is_too_much_together_is_cut_into_parts() -> None:
         traffic=[Traffic(((i, 1.0),), ((i + 1, 1.0, 1 << i + 1, False),)) for i in range(count)],
         launch_us=LAUNCH_US,
     )
+
+
+def test_what_is_too_much_together_is_cut_into_parts() -> None:
+    """Of 24 launches in a row three share a kernel: neither all of them nor none do."""
+    count = 24
+    component = in_a_row(count)
 
     def judge(mask: int) -> Verdict:
         return Verdict(mask.bit_count() <= 3, False, 3.0)
@@ -196,14 +201,7 @@ def test_what_is_too_much_together_is_cut_into_parts() -> None:
 def test_a_search_that_is_not_exact_takes_the_offered_sets_that_save_more() -> None:
     """Of 24 launches in a row a kernel serves two, or exactly the first or the last twelve."""
     count = 24
-    component = Component(
-        above=[(1 << i) - 1 for i in range(count)],
-        apart=[0] * count,
-        near=[(1 << i >> 1) | (1 << i + 1 & (1 << count) - 1) for i in range(count)],
-        alone_us=[3.0] * count,
-        traffic=[Traffic(((i, 1.0),), ((i + 1, 1.0, 1 << i + 1, False),)) for i in range(count)],
-        launch_us=LAUNCH_US,
-    )
+    component = in_a_row(count)
     first, last = (1 << 12) - 1, (1 << 12) - 1 << 12
 
     def judge(mask: int) -> Verdict:

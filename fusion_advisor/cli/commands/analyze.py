@@ -162,15 +162,15 @@ def emit(
     prepare(request, checks=options.verify or options.compile)
     with searcher_of(request, search=search) as searcher:
         analysis = run_analysis(request, options.verbose, searcher)
-    for kernel in analysis.kernels:
-        write_kernel(out / f"{kernel.name}.py", kernel.text)
     from fusion_advisor.measure.search import tuning_file
     from fusion_advisor.report.formats import wording
 
-    written = {group.id: group.kernel.text or "" for group in analysis.report.groups}
-    for path, text in tuning_file(out, analysis.searches, written).items():
+    texts = {group.id: group.kernel.text or "" for group in analysis.report.groups}
+    tuned = tuning_file(out, analysis.searches, texts)
+    for kernel in analysis.kernels:
+        write_kernel(out / f"{kernel.name}.py", kernel.text)
+    for path, text in tuned.items():
         write(path, text)
-
     for group in analysis.report.groups:
         tell(f"{group.kernel.file or group.id}: {wording.named(group)}: {wording.kernel(group)}")
         for line in searched_lines(analysis.searches.get(group.id)):

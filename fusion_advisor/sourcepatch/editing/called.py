@@ -35,15 +35,16 @@ _PLAIN_MARKS = ("staticmethod", "classmethod", "property")
 def another_function(text: str, names: Collection[str]) -> Iterator[str]:
     """Yield the conditions that what `text` spells is none of some functions, by their files and
     qualified names: `norms.py:Norm.forward`."""
-    parts = [name.rpartition(":") for name in sorted(names)]
-
-    def other(asked: str, at: int) -> str:
-        found = [*dict.fromkeys(part[at] for part in parts)]
-        return f"{asked} != {found[0]!r}" if len(found) == 1 else f"{asked} not in {(*found,)!r}"
-
+    files, _, functions = zip(*(name.rpartition(":") for name in sorted(names)), strict=True)
     yield f"not hasattr({text}, '__code__')"  # a partial, or what TorchScript made
-    yield other(f"{text}.__code__.co_qualname", 2)
-    yield other(f"{text}.__code__.co_filename.rpartition('/')[2]", 0)
+    yield none_of(f"{text}.__code__.co_qualname", map(repr, functions))
+    yield none_of(f"{text}.__code__.co_filename.rpartition('/')[2]", map(repr, files))
+
+
+def none_of(asked: str, literals: Iterable[str]) -> str:
+    """Condition that what is asked is none of some literals."""
+    found = [*dict.fromkeys(literals)]
+    return f"{asked} != {found[0]}" if len(found) == 1 else f"{asked} not in ({', '.join(found)})"
 
 
 @dataclass(frozen=True)
