@@ -21,6 +21,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -181,7 +182,13 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
     def ready(number: int) -> None:
         kernel = job.kernels[number]
         calls[number] = getattr(load_module(kernel.text, folder), kernel.entry)
-        calls[number](*inputs)
+
+    def first(number: int) -> None:
+        with torch.no_grad():
+            calls[number](*inputs)
+
+    def compiled(number: int) -> None:
+        attempted(number, partial(first, number))
 
     def right(seed: int) -> None:
         fresh(inputs, build_inputs(case, "normal", seed, clock.device))
@@ -198,6 +205,9 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
 
     for number in range(len(job.kernels)):
         attempted(number, partial(ready, number))
+    # A first run compiles, which takes its time; Triton's interpreter is not for several threads.
+    with ThreadPoolExecutor(job.rules.compiled if clock.device == "cuda" else 1) as pool:
+        list(pool.map(compiled, list(calls)))
     if not job.random:
         right(1)
     clock.release()

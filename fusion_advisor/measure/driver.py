@@ -70,6 +70,7 @@ def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
         slack=rules.slack.value,
         criterion=criterion_of(rulebook.verify),
         datasheet_bandwidth=device.datasheet_bandwidth,
+        compiled=rulebook.tuning.compiled.count,
     )
 
 

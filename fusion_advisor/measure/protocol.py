@@ -27,6 +27,8 @@ class TimingRules:
     criterion: Criterion
     datasheet_bandwidth: float
     """Bandwidth of the datasheet, bytes a second."""
+    compiled: int
+    """Kernels that are compiled at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Way:
 
 EAGER = Way("eager", "eager")
 KERNEL = Way("kernel", "kernel")
+KERNEL_TUNED = Way("kernel tuned", "kernel")
+"""Way of a group: the emitted kernel with the numbers of launches that a search found."""
 COMPILED = tuple(
     Way(name, "compiled", mode)
     for name, mode in (

@@ -96,8 +96,10 @@ def local_searcher(wanted: str | None, rulebook: Rulebook) -> Generator[Searcher
         yield searcher(worker, device, rulebook)
 
 
-def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
-    """Searcher whose kernels are timed by the child `worker`."""
+def searcher(
+    worker: Worker, device: Device, rulebook: Rulebook, most: int | None = None
+) -> Searcher:
+    """Searcher whose kernels are timed by the child `worker`, of `most` other configurations."""
     rules, timeout_s = timing_rules(rulebook, device), rulebook.tuning.timeout.base
 
     def searched(
@@ -109,7 +111,7 @@ def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
         def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
             return measure_turns(decision, kernels, rounds, worker, rules, timeout_s)
 
-        tried = neighbours(decision, rulebook)
+        tried = neighbours(decision, rulebook)[:most]
         return of_launches(contenders(decision, kernel, emitted, tried), timed, proven, rulebook)
 
     return searched
@@ -144,7 +146,7 @@ def of_launches(
     alike = [each for each in others if launched(each.kernel.text)[0] == computes]
     result = search(own, alike, timed, proven, rulebook)
     wanted = launched(result.kernel.text)[1]
-    return replace(result, kernel=own.kernel, numbers=wanted if wanted != numbers else {})
+    return replace(result, numbers=wanted if wanted != numbers else {})
 
 
 def tuning_file(

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -279,13 +279,16 @@ class WayRow(_Row):
 class MeasuredRow(_Row):
     """Measurements of a group on a GPU. `speedup` is eager's time over the kernel's; `fused_error`
     and `speedup_error` are the errors of the predictions, as shares of the measured figures; `best`
-    is the fastest way that is right."""
+    is the fastest way that is right. `verdict` is the stopwatch's, on the kernel with the numbers
+    of launches that a search found, and stands beside that of the gates; None where either has no
+    time."""
 
     ways: list[WayRow]
     best: str | None
     speedup: float | None
     fused_error: float | None
     speedup_error: float | None
+    verdict: Literal["faster", "slower"] | None = None
 
 
 class BenchRow(_Row):

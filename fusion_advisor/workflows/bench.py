@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from json import loads
@@ -10,9 +11,9 @@ from typing import Protocol
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.kernel import Check
+from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.measure.driver import (
     BenchSubject,
     ceilings,
@@ -31,6 +32,7 @@ from fusion_advisor.measure.protocol import (
     KERNEL,
     KERNEL_COMPILED,
     KERNEL_GRAPHED,
+    KERNEL_TUNED,
     OWN_OPS,
     Ceilings,
     Measurement,
@@ -38,7 +40,9 @@ from fusion_advisor.measure.protocol import (
     TimingRules,
     Way,
 )
+from fusion_advisor.measure.search import Proven, SearchResult, searcher, tuning_file
 from fusion_advisor.report.schema import CheckRow, GroupRow, Report, WayRow, load_report
+from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.codec import from_data
 from fusion_advisor.support.errors import UsageError
@@ -70,7 +74,9 @@ class BenchRun:
 
     `texts` are the emitted files by group, in place of files emitted now; `only` the groups wanted,
     all when empty; `candidates` adds the rejected candidates that have a plan, without
-    torch.compile; `rehearse` runs each way once on the CPU, at small sizes, to see that it works.
+    torch.compile; `tune` looks for faster numbers of the kernels' launches, and `searches` has
+    what was found, by group; `rehearse` runs each way once on the CPU, at small sizes, to see that
+    it works.
     """
 
     report: Report
@@ -82,8 +88,10 @@ class BenchRun:
     compiled: bool = True
     whole: bool = True
     rehearse: bool = False
+    tune: bool = True
     progress: Progress = lambda what, done, total: None
     ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
+    searches: dict[str, SearchResult] = field(default_factory=dict[str, SearchResult])
 
     def failures(self) -> Iterator[tuple[str, WayRow]]:
         """Yield the failed rows, each with the name of its group or of the model."""
@@ -92,7 +100,7 @@ class BenchRun:
 
     def faults(self) -> Iterator[tuple[str, WayRow]]:
         """Yield the failures of kernels: failures of rivals and of full memories are left out."""
-        ours = {way.name for way in _WITH_KERNELS}
+        ours = {way.name for way in (*_WITH_KERNELS, KERNEL_TUNED)}
         for subject, row in self.failures():
             if row.way in ours and not str(row.failure).endswith(OUT_OF_MEMORY):
                 yield subject, row
@@ -133,7 +141,7 @@ def bench(run: BenchRun) -> Report:
         except WorkerError as error:
             raise UsageError(f"the GPU cannot be measured: {error}") from error
         try:
-            _Session(run, flow, subjects, worker, rules, timeout_s, top).measure()
+            _Session(run, flow, subjects, worker, rules, timeout_s, top, device).measure()
         except KeyboardInterrupt:
             complete = False
             worker.abandon()
@@ -145,6 +153,18 @@ def bench(run: BenchRun) -> Report:
     model = run.ways.get("model", [])
     run.report.bench = bench_row(top, model, complete, tie=tie, own_ops=own)
     return run.report
+
+
+def tuning_of(run: BenchRun, folder: Path) -> dict[Path, str]:
+    """File with the numbers of launches that a run found, by its path, beside the kernels of the
+    report in `folder`; none where it found none. Raises UsageError for a file there that cannot be
+    read."""
+    places = {row.id: Path(row.kernel.file) for row in run.report.groups if row.kernel.file}
+    found: dict[Path, str] = {}
+    for place in dict.fromkeys(each.parent for each in places.values()):
+        texts = {name: text for name, text in run.texts.items() if places[name].parent == place}
+        found |= tuning_file(folder / place, run.searches, texts)
+    return found
 
 
 # -- what is measured ------------------------------------------------------------------------------
@@ -225,6 +245,7 @@ class _Session:
     rules: TimingRules
     timeout_s: float
     top: Ceilings
+    device: Device
     done: int = 1
 
     def measure(self) -> None:
@@ -238,9 +259,13 @@ class _Session:
         models = self._model_ways() if run.whole else ()
         total = 1 + len(self.subjects) + len(plan) + len(models)
         checks = self._checked(total)
+        tuned = self._tuned(checks) if run.tune and not run.rehearse else {}
         for subject, way in plan:
             self._tell(f"{subject.id} {way.name}", total)
             self._group(subject, way, checks[subject.id])
+            if way == KERNEL and subject.id in tuned:
+                self._group(tuned[subject.id], KERNEL_TUNED, checks[subject.id])
+        self.subjects = [tuned.get(one.id, one) for one in self.subjects]
         for way, replaced in self._models() if run.whole else ():
             self._tell(f"the whole model, {way.name}", total)
             self._model(way, replaced)
@@ -266,6 +291,34 @@ class _Session:
                 row.check = CheckRow.of(check)
                 if check.passed and not run.rehearse:
                     row.status, row.why = "gpu-checked", None
+        return found
+
+    def _tuned(self, checks: Mapping[str, Check]) -> dict[str, BenchSubject]:
+        """Groups whose kernels are faster with other numbers of their launches, with these: of the
+        most valuable group first, as long as `[tuning] spent` allows."""
+        run, found = self.run, dict[str, BenchSubject]()
+        tuning, verify = run.rulebook.tuning, run.rulebook.verify
+        until = time.monotonic() + tuning.spent.base
+        worth = {group.id: group.impact.saved_us_total for group in run.report.groups}
+        searched = searcher(self.worker, self.device, run.rulebook, tuning.offered.count)
+        with checker("gpu", verify) as worker:
+
+            def proven(kernel: Kernel) -> Proven:
+                check = submit_check(worker, kernel, seeds=verify.seeds.count, rules=verify)
+                return check(), None
+
+            able = [one for one in self.subjects if one.accepted and checks[one.id].passed]
+            for one in sorted(able, key=lambda one: -worth[one.id]):
+                if time.monotonic() > until:
+                    break
+
+                def written(decision: Decision, name: str = one.kernel.name) -> Kernel | str:
+                    return attempt(self.flow, decision, name, run.rulebook, full_size=True)
+
+                result = searched(one.decision, one.kernel, written, proven)
+                run.searches[one.id] = result
+                if result.numbers:
+                    found[one.id] = replace(one, kernel=result.kernel)
         return found
 
     def _group(self, subject: BenchSubject, way: Way, check: Check) -> None:

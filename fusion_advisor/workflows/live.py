@@ -248,6 +248,7 @@ def bench(
     candidates: bool = False,
     torch_compile: bool = True,
     whole: bool = True,
+    tune: bool = True,
     rehearse: bool = False,
     rules: Sequence[str | Path] = (),
 ) -> Report:
@@ -271,7 +272,7 @@ def bench(
     measured = before.model_copy(update={"graph": None}).model_copy(deep=True)
     run = BenchRun(
         measured, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
-        torch_compile, whole=whole and not rehearse, rehearse=rehearse,
+        torch_compile, whole=whole and not rehearse, rehearse=rehearse, tune=tune,
     )  # fmt: skip
     found = benched(run)
     if not rehearse:

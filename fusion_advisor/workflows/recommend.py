@@ -13,6 +13,7 @@ from fusion_advisor.measure.protocol import (
     KERNEL,
     KERNEL_COMPILED,
     KERNEL_GRAPHED,
+    KERNEL_TUNED,
     OWN_OPS,
     Ceilings,
     Measurement,
@@ -59,12 +60,14 @@ def measured(group: GroupRow, ways: Sequence[WayRow]) -> MeasuredRow:
     times = _times(ways)
     eager, kernel = times.get(EAGER.name), times.get(KERNEL.name)
     speedup = eager / kernel if eager and kernel else None
+    tuned = times.get(KERNEL_TUNED.name, kernel)
     return MeasuredRow(
         ways=list(ways),
         best=min(times, key=lambda way: times[way]) if times else None,
         speedup=speedup,
         fused_error=group.predicted.fused_us / kernel - 1 if kernel else None,
         speedup_error=group.predicted.speedup / speedup - 1 if speedup else None,
+        verdict=("faster" if tuned < eager else "slower") if eager and tuned else None,
     )
 
 
@@ -88,7 +91,7 @@ def own_op_serves(ways: Sequence[WayRow], tie: float) -> bool:
     `tie` is the ratio within which times are equal."""
     times = _times(ways)
     own, eager = times.get(OWN_OPS.name), times.get(EAGER.name)
-    kernel = times.get(KERNEL.name)
+    kernel = times.get(KERNEL_TUNED.name, times.get(KERNEL.name))
     return bool(own and eager and own < eager and (kernel is None or own <= tie * kernel))
 
 

@@ -14,6 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 from fusion_advisor.cli.app import app
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.codegen.header import fingerprint
+from fusion_advisor.codegen.tuned_numbers import launched
 from fusion_advisor.frontend.replay import ReplayedKernel, replayed
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Tensor
@@ -30,7 +33,10 @@ from fusion_advisor.measure.protocol import (
     GroupJob,
     Measurement,
     ModelJob,
+    Series,
     Timing,
+    Turns,
+    TurnsJob,
 )
 from fusion_advisor.report.assemble import assemble
 from fusion_advisor.report.formats import markdown, render, text
@@ -77,12 +83,15 @@ class Gpu:
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     jobs: list[ModelJob] = field(default_factory=list[ModelJob])
     stop_at: tuple[str, str] | None = None
+    tuned_us: float = 30.0
 
     def answer(self, job: Any) -> Any:
         if isinstance(job, CheckJob):
             return self._check(job.kernel)
         if isinstance(job, CeilingsJob):
             return Ceilings(4e12, (), 2.0, 5.0, tuple(self.machine.items()))
+        if isinstance(job, TurnsJob):
+            return self._in_turn(job)
         subject = job.subject if isinstance(job, GroupJob) else "model"
         way = job.way.name
         self.asked.append((subject, way))
@@ -97,6 +106,13 @@ class Gpu:
             return Measurement(subject, way, failure=failure)
         us = self.times.get((subject, way), TIMES.get(way, 50.0))
         return Measurement(subject, way, Timing(us, us, us, 12, us, True), 0.0, 0.0)
+
+    def _in_turn(self, job: TurnsJob) -> Turns:
+        """The rules' own kernel takes 20 us, every other one `tuned_us`."""
+        self.asked.append((job.subject, "turns"))
+        times = [20.0, *(self.tuned_us for _ in job.kernels[1:])]
+        series = tuple(Series((us,) * job.rounds) for us in times)
+        return Turns(series, tuple(self.machine.items()))
 
     def _check(self, kernel: Kernel) -> Check:
         self.asked.append((kernel.name, "check"))
@@ -246,6 +262,67 @@ def test_a_run_that_is_cut_short_keeps_what_is_done(analysed: Any, gpu: Gpu) -> 
     assert not cut.bench.complete
     assert cut.groups[0].measured
     assert cut.groups[0].measured.speedup == pytest.approx(5.0)
+
+
+# -- numbers of launches ---------------------------------------------------------------------------
+
+
+def test_a_kernel_is_timed_with_the_numbers_that_a_search_found(
+    analysed: Any, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own row, the kernel that stands in the whole model, and a file beside the kernels."""
+    report, graph = analysed
+    flow = flow_of(model, torch.randn(512, 1024), torch.randn(512, 1024))
+    (chosen,) = fuse(flow, RULES).groups
+    kernel = emit(flow, chosen.decision, "softmax", RULES)
+    named = report.groups[0].kernel.model_copy(
+        update={"entry": "softmax", "file": "kernels/softmax.py"}
+    )
+    group = report.groups[0].model_copy(update={"kernel": named})
+    file = tmp_path / "report.json"
+    file.write_text(report.model_copy(update={"groups": [group]}).model_dump_json())
+    (tmp_path / "graph.json").write_text(to_json(graph))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels/softmax.py").write_text(kernel.text)
+    monkeypatch.setattr("fusion_advisor.rulebook.local_gpu.gpu_names", lambda: ["NVIDIA H200"])
+    gpu.tuned_us = 10.0
+    gpu.times["g1", "kernel tuned"] = 10.0
+    done = CliRunner().invoke(app, ["bench", str(file)])
+    assert done.exit_code == 0, done.output
+    found = Report.model_validate_json(file.read_text())
+    measured = found.groups[0].measured
+    assert measured
+    assert {row.way: row.us for row in measured.ways}["kernel tuned"] == 10.0
+    assert (measured.best, measured.verdict) == ("kernel tuned", "faster")
+    assert measured.speedup == pytest.approx(5.0)  # of the rules' own numbers, as was predicted
+    ((function, numbers),) = launched(kernel.text)[1].items()
+    (row,) = json.loads((tmp_path / "kernels/tuning/NVIDIA_H200.json").read_text()).values()
+    assert row["numbers"] != numbers
+    assert row["text"] == fingerprint(kernel.text)
+    placed = next(job for job in gpu.jobs if job.way.name == "kernel")
+    assert launched(placed.kernels[0].text)[1] == {function: row["numbers"]}
+
+
+@pytest.mark.parametrize(("asked", "turns"), [({"tune": False}, 0), ({}, 1)])
+def test_a_search_without_a_find_leaves_no_row(
+    analysed: Any, gpu: Gpu, asked: dict[str, bool], turns: int
+) -> None:
+    measured = bench(run_of(analysed, **asked)).groups[0].measured
+    assert measured
+    assert "kernel tuned" not in {row.way for row in measured.ways}
+    assert [way for _, way in gpu.asked].count("turns") == turns
+
+
+@pytest.mark.parametrize(("us", "verdict"), [(99.0, "faster"), (101.0, "slower")])
+def test_the_stopwatch_has_a_verdict_of_its_own(
+    analysed: Any, gpu: Gpu, us: float, verdict: str
+) -> None:
+    gpu.times["g1", "kernel"] = us
+    report = bench(run_of(analysed))
+    assert report.groups[0].verdict == "fuse"
+    assert report.groups[0].measured
+    assert report.groups[0].measured.verdict == verdict
+    assert f"measured-{verdict}" in text.render(report, verbose=True)
 
 
 # -- the whole model -------------------------------------------------------------------------------

@@ -54,6 +54,18 @@ def test_a_summary_fits_one_screen(report: Report, width: int) -> None:
     assert len(lines) <= LINES
 
 
+def test_a_rejected_region_that_the_whole_interval_calls_faster_is_named() -> None:
+    report = mixed()
+    (group,) = report.groups
+    planned = group.kernel.model_copy(update={"schedule": "flat"})
+    for low, said in ((1.1, "; faster over the whole interval: c1"), (0.9, "")):
+        predicted = group.predicted.model_copy(update={"interval": (low, 1.6)})
+        update = {"id": "c1", "verdict": "reject", "instances": [["elsewhere"]]}
+        update |= {"predicted": predicted, "kernel": planned}
+        report.candidates = [group.model_copy(update=update)]
+        assert wording.rejections(report).partition(")")[2] == said
+
+
 def test_a_kernel_that_no_check_could_run_has_not_failed() -> None:
     """Where a graph pins sizes that no interpreter gets through, nothing is known to be wrong."""
     (group,) = mixed().groups

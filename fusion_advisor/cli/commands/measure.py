@@ -49,6 +49,9 @@ def bench(
         bool, typer.Option(help="measure torch.compile in its modes, too")
     ] = True,
     whole: Annotated[bool, typer.Option(help="measure the whole model, too")] = True,
+    tune: Annotated[
+        bool, typer.Option(help="find faster numbers for the kernels' launches, too")
+    ] = True,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="without a GPU: run each way once, give no times")
     ] = False,
@@ -74,7 +77,7 @@ def bench(
         write_folder(folder, outcome_of(request, options.verbose, cached=False))
     return _bench(
         file, out or file.parent, settings, only or [], candidates=candidates,
-        compiled=torch_compile, whole=whole, rehearse=rehearse,
+        compiled=torch_compile, whole=whole, rehearse=rehearse, tune=tune,
     )  # fmt: skip
 
 
@@ -88,13 +91,14 @@ def _bench(
     compiled: bool,
     whole: bool,
     rehearse: bool,
+    tune: bool,
 ) -> int:
     """Measures what a report and the files beside it say; reports go to `out`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from fusion_advisor.report.formats import EXTENSIONS, render
-    from fusion_advisor.workflows.bench import BenchRun, bench, read
+    from fusion_advisor.workflows.bench import BenchRun, bench, read, tuning_of
 
     report, graph, texts = read(file)
     require_room(out)
@@ -108,12 +112,14 @@ def _bench(
         rulebook = rulebook_of(settings.rules)
         run = BenchRun(
             report, graph, rulebook, texts, tuple(only), candidates, compiled,
-            whole=whole and not rehearse, rehearse=rehearse, progress=progress,
+            whole=whole and not rehearse, rehearse=rehearse, tune=tune, progress=progress,
         )  # fmt: skip
         found = bench(run)
     if rehearse:
         tell("rehearsed on the CPU: nothing was measured, no report is written")
         return _told(run.failures())
+    for path, text in tuning_of(run, out).items():
+        write(path, text)
     for name, extension in EXTENSIONS.items():
         write(out / f"report.{extension}", render(found, name))
     show(found, len(found.groups))

@@ -230,7 +230,8 @@ def measured(group: GroupRow) -> str:
     if found is None or found.speedup is None:
         return "not measured"
     off = f"{100 * found.speedup_error:+.0f} %" if found.speedup_error is not None else ""
-    return f"{found.speedup:.2f}x measured, predicted {off} off; fastest: {found.best}"
+    said = f"measured-{found.verdict}: {found.speedup:.2f}x"
+    return f"{said}, predicted {off} off; fastest: {found.best}"
 
 
 def id_and_name(group: GroupRow) -> str:
@@ -522,11 +523,15 @@ def parts(report: Report) -> list[tuple[str, float, float]]:
 
 
 def rejections(report: Report) -> str:
-    """Count of candidates that each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`."""
+    """Count of candidates that each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`; and
+    those of them that the time model calls faster over its whole interval."""
     rows = independent_candidates(report)
     gates = Counter(row.deciding.name if row.deciding else "no gate" for row in rows)
     each = ", ".join(f"{name} {count}" for name, count in gates.most_common())
-    return f"{len(rows)} candidate{'s' if len(rows) > 1 else ''} ({each})" if rows else ""
+    faster = [row.id for row in rows if row.kernel.schedule and row.predicted.interval[0] > 1]
+    all_the_same = f"; faster over the whole interval: {', '.join(faster)}" if faster else ""
+    count = f"{len(rows)} candidate{'s' if len(rows) > 1 else ''}"
+    return f"{count} ({each}){all_the_same}" if rows else ""
 
 
 def short_products(report: Report, top: int) -> str:
