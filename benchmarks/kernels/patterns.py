@@ -1,10 +1,11 @@
 """The patterns of the speed table, as a user of PyTorch writes them. None is written as a kernel.
 
 Each has its inputs (built on fakes, on a CPU or on a GPU), the share of the copy bandwidth that is
-its goal, and where they exist the framework's own op and Liger's kernel for the same computation.
+its goal, and where they exist the framework's own op, and Liger's and QuACK's kernels, for the same
+computation.
 """
 
-# torch is typed in places only, Liger not at all.
+# torch is typed in places only, Liger and QuACK not at all.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false, reportMissingImports=false
 
@@ -80,6 +81,7 @@ class Pattern:
     near: str = ""
     own: Function | None = None
     liger: Callable[[], Function] | None = None
+    quack: Callable[[], Function] | None = None
     random: bool = False
 
     def build(self, device: str, *, zeros: bool = False) -> tuple[Tensor, ...]:
@@ -237,6 +239,13 @@ def _liger_rms_norm_backward() -> Function:
     return run
 
 
+def _quack_softmax() -> Function:
+    from quack.softmax import softmax_fwd
+
+    call: Any = softmax_fwd
+    return call
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 _POWERS = (4096, 16384, 65536, 131072)
@@ -342,7 +351,7 @@ def _softmax(
 ) -> Pattern:
     return Pattern(
         f"softmax {named}x{columns}", softmax, (Input((rows, columns)),), goal, beyond,
-        own=_own_softmax, liger=_liger("liger_softmax"),
+        own=_own_softmax, liger=_liger("liger_softmax"), quack=_quack_softmax,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ from .patterns import CLOSE, Function, Pattern, patterns
 
 EMIT_SECONDS = 240
 
-CONTENDERS = ("ours", "eager", "own", "Liger", "compile", "max-autotune")
+CONTENDERS = ("ours", "eager", "own", "Liger", "QuACK", "compile", "max-autotune")
 MODES = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
 FAR = 0.03
 """A rival further from eager, as a share of the largest value, computes something else."""
@@ -412,7 +412,8 @@ def _measure(run: Run, arguments: argparse.Namespace, folder: Path) -> None:
         "ours": partial(_time_ours, folder=folder, failed=failed),
         "eager": _time_eager,
         "own": _time_own,
-        "Liger": _time_liger,
+        "Liger": partial(_time_library, who="Liger"),
+        "QuACK": partial(_time_library, who="QuACK"),
     }
     stages = [stage for who, stage in known.items() if who in wanted]
     modes = [who for who in MODES if who in wanted and not arguments.no_compile]
@@ -470,11 +471,12 @@ def _time_own(run: Run, pattern: Pattern) -> None:
             )
 
 
-def _time_liger(run: Run, pattern: Pattern) -> None:
-    if pattern.liger is not None:
-        with run.attempt(pattern.name, "Liger"):
-            call = pattern.liger()
-            run.time_one(pattern, "Liger", call, differs=_difference(run, pattern, call))
+def _time_library(run: Run, pattern: Pattern, who: str) -> None:
+    make = {"Liger": pattern.liger, "QuACK": pattern.quack}[who]
+    if make is not None:
+        with run.attempt(pattern.name, who):
+            call = make()
+            run.time_one(pattern, who, call, differs=_difference(run, pattern, call))
 
 
 def _time_compiled(run: Run, pattern: Pattern, modes: Sequence[str]) -> None:
