@@ -60,6 +60,7 @@ from fusion_advisor.dynamo.training import Phase, through_eager
 from fusion_advisor.dynamo.two_graphs import choosing
 from fusion_advisor.dynamo.whole_graph import (
     GraphTimes,
+    Run,
     graph_times,
     said,
     timed_graph,
@@ -240,15 +241,15 @@ def _compiled(
         lowered = lower(module, inputs)
         target = target_of(inputs, options, anywhere=anywhere)
         outcome = _divided(lowered, target, options, anywhere=anywhere)
-        ours = module
+        ours, compiled = module, None
         if outcome.taken and not dry:
             ours = lowered.module
             loosen_views(ours)
-            slow = _slower(ours, module, inputs, options, target)
+            slow, compiled = _slower(ours, module, inputs, options, target)
             if slow:
                 outcome = replace(outcome, places=tuple(_left(outcome.places, slow)))
                 ours = module
-        compiled = options.inner(ours, inputs)
+        compiled = compiled or options.inner(ours, inputs)
         tell(outcome)
         return compiled
     except Exception as error:
@@ -355,18 +356,21 @@ def _slower(
     inputs: Sequence[Any],
     options: BackendOptions,
     target: Target,
-) -> str:
+) -> tuple[str, Run | None]:
     """Why a graph is left to Inductor although kernels won each for itself; empty where they stay:
-    the graph is faster with them, or its times are not known."""
+    the graph is faster with them, or its times are not known. And the faster one as it was compiled
+    to be timed; None where neither was, or where CUDA graphs make another one of it."""
     compiler, gpu, rulebook = target.compiler, target.gpu, target.rulebook
     if compiler is None or gpu is None or options.compiler.take_all:
-        return ""
+        return "", None
     if untimed := why_untimed(ours.graph):
         _log.info("the graph is not timed: %s", untimed)
-        return ""
+        return "", None
+    made: list[Run] = []
 
-    def both() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return compiler(copied(ours), inputs), compiler(copied(module), inputs)
+    def both() -> tuple[Run, Run]:
+        made.extend(compiler(copied(graph), inputs) for graph in (ours, module))
+        return made[0], made[1]
 
     def timed() -> GraphTimes | None:
         return timed_graph(both, inputs, rulebook, target.device, gpu)
@@ -374,7 +378,9 @@ def _slower(
     asked = {"graph": ours.code, "inputs": [*map(said, inputs)], "gpu": target.name}
     asked |= {"beside": target.beside, "rules": rulebook.hash}
     times = graph_times(asked, options.tune, target.group, rulebook, timed)
-    return str(times) if times is not None and times.loses(rulebook) else ""
+    loses = times is not None and times.loses(rulebook)
+    faster = made[loses] if times is not None and made and not options.compiler.graphed else None
+    return str(times) if loses else "", faster
 
 
 def _left(places: Sequence[Occurrence], why: str) -> Iterator[Occurrence]:

@@ -581,24 +581,37 @@ def test_a_graph_is_timed_only_where_any_operands_will_do() -> None:
     assert why_untimed(graph) == "it is not known what mkldnn._linear_pointwise.default does"
 
 
+@pytest.mark.parametrize("now", [True, False], ids=["timed now", "as kept"])
 @pytest.mark.parametrize(("us", "stay"), [(90.0, True), (110.0, False)])
 def test_kernels_that_make_the_graph_slower_are_left(
-    us: float, stay: bool, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    us: float, stay: bool, now: bool, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wins for itself; the graph is compiled as it is told of."""
+    """Each wins for itself; the graph runs as it is told of, and is compiled once more only where
+    it was not compiled to be timed."""
     backend = importlib.import_module("fusion_advisor.dynamo.backend")
     graphs: list[str] = []
+    run: list[str] = []
 
     def inner(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(module.code)
-        return lambda *given: given  # not worth a run in the interpreter
+
+        def called(*given: Any) -> Any:  # not worth a run in the interpreter
+            run.append(module.code)
+            return given
+
+        return called
+
+    def timed(compiled: Callable[[], Any], *given: Any) -> GraphTimes:
+        if now:
+            compiled()
+        return GraphTimes(us, 100.0, 0.0)
 
     here = torch.device("cpu")
     target = Target(RULES, RULES.device("h200"), "", "G", here, inner, "Inductor", None)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(backend, "target_of", lambda *given, **how: target)
     monkeypatch.setattr(backend, "on_gpu", lambda *given, **how: None)
-    monkeypatch.setattr(backend, "timed_graph", lambda *given: GraphTimes(us, 100.0, 0.0))
+    monkeypatch.setattr(backend, "timed_graph", timed)
     outcomes: list[Any] = []
     options = {"inner": inner, "take_all": False, "tune": "now"}
 
@@ -609,7 +622,8 @@ def test_kernels_that_make_the_graph_slower_are_left(
         torch.compile(by_hand, backend=compiler)(torch.ones(4096, 4096, dtype=torch.bfloat16))
     (outcome,) = outcomes
     assert bool(outcome.taken) == stay
-    assert ("fusion_advisor" in graphs[-1]) == stay
+    assert len(graphs) == (2 if now else 1)
+    assert ["fusion_advisor" in code for code in run] == [stay]
     said = {place.why for place in outcome.left}
     slow = "the graph takes 110.0 us with kernels of ours and 100.0 us without (timed here)"
     assert said == (set() if stay else {slow})
