@@ -20,6 +20,7 @@ def body(forward: str, more: str = "") -> str:
                 super().__init__()
                 self.gamma, self.use, self.seen = nn.Parameter(torch.rand(1024)), True, []
                 self.norm = nn.LayerNorm(1024)
+                self.wide = nn.Parameter(torch.rand(1024, 1024))
 {more}
             def forward(self, x, h=None):
 {forward}
@@ -135,6 +136,20 @@ def test_each_branch_gives_what_the_original_gives(name: str, tmp_path: Path) ->
     assert functions.count("if ") >= 2 or "elif" in functions
 
 
+def test_what_follows_a_return_does_not_come_before_it(tmp_path: Path) -> None:
+    """A product that has no weight where the branch returns."""
+
+    def use(file: Any) -> list[object]:
+        found = list[object]()
+        for use in (True, None):
+            block = file.Block()
+            block.use, block.wide = use, block.wide if use else None
+            found.append(block(drawn()))
+        return found
+
+    uses(tmp_path, body(LEFT["is not reached where a branch leaves"]), use)
+
+
 def test_a_branch_that_never_runs_needs_nothing(tmp_path: Path) -> None:
     """Neither an attribute that only it reads, nor an operand."""
 
@@ -154,6 +169,13 @@ LEFT = {
                     return y
                 y = y + 1.0
                 return torch.sigmoid(y) @ self.norm.weight.expand(1024, 1024)
+    """,
+    "is not reached where a branch leaves": """
+                y = torch.tanh(x) * 2.0
+                if self.use is None:
+                    return y
+                g = x @ self.wide
+                return y * torch.sigmoid(g)
     """,
     "is bound in a branch, and read behind it": """
                 y = torch.tanh(x) * 2.0

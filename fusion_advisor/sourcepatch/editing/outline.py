@@ -54,6 +54,8 @@ _HELD = (
     ast.expr_context, ast.unaryop,
 )  # fmt: skip
 """Expressions that compute nothing, however often they are evaluated."""
+_RENAMING = ast.Module, ast.Assign, ast.Pass, ast.Name, ast.Constant, ast.Tuple, ast.expr_context
+"""Statements that do nothing but bind names, and can fail in no way."""
 
 
 @dataclass(frozen=True)
@@ -572,8 +574,11 @@ class _Function(ast.NodeTransformer):
                     yield from map(span_of, (node.body, node.orelse))
                 elif isinstance(node, ast.BoolOp):
                     yield from map(span_of, node.values[1:])
-        for statement in self._whole.values():
+        for number, statement in self._whole.items():
             yield from map(span_of, (*statement.body, *statement.orelse))
+            if _leaves(statement):
+                behind = (p.node for p in self._parts if self._number(p.statement) > number)
+                yield from behind
 
     def _is_left_out(self, span: Span) -> bool:
         return any(piece.holds(span) for piece in self._sometimes)
@@ -589,6 +594,8 @@ class _Function(ast.NodeTransformer):
         for node in ast.walk(statement):
             if isinstance(node, ast.stmt) and not isinstance(node, allowed):
                 raise NotPlaced(f"line {node.lineno} leaves a branch, or has a block of its own")
+        if _leaves(statement):
+            self._require_nothing_behind(statement)
         texts = (text for _, text in (*self._edit.replaced, *self._edit.inserted))
         given = set[str]().union(*(stored_in(ast.parse(text)) for text in texts))
         for part in self._parts:
@@ -605,6 +612,15 @@ class _Function(ast.NodeTransformer):
         written = self._written(statement)
         self._own = set()
         return written
+
+    def _require_nothing_behind(self, statement: ast.If) -> None:
+        """NotPlaced where a statement stays in the source that is not reached where a branch
+        returns or raises: it would come before the branch."""
+        texts, number = dict(self._edit.replaced), self._number(span_of(statement))
+        for each in self._body[number + 1 : self._call]:
+            left = texts.get(span_of(each), ast.unparse(each))
+            if not all(isinstance(node, _RENAMING) for node in ast.walk(ast.parse(left))):
+                raise NotPlaced(f"line {each.lineno} is not reached where a branch leaves")
 
     def _returned(self) -> bool:
         """Whether the source returns what the call gives: then so it does where a branch
@@ -921,6 +937,11 @@ def _bound_before(body: Sequence[ast.stmt], last: ast.stmt) -> set[str]:
                     found |= _bound_before(getattr(each, name, ()), last)
             return found
     return set()
+
+
+def _leaves(statement: ast.If) -> bool:
+    """Whether what follows an `if` is not reached where one of its branches is taken."""
+    return any(isinstance(node, (ast.Return, ast.Raise)) for node in ast.walk(statement))
 
 
 def _in_a_loop(file: SourceFile, statement: ast.stmt) -> bool:
