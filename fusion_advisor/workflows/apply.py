@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Outcome, fusion_advisor
 from fusion_advisor.dynamo.measured import Tune
-from fusion_advisor.dynamo.options import Inner
+from fusion_advisor.dynamo.options import Inner, options_of
 from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
@@ -164,6 +164,10 @@ def apply(
         "inner": inner or "inductor", "device": device, "rules": rules, "training": training,
         "chunked_loss": chunked_loss, "tune": tune,
     }  # fmt: skip
+    try:
+        options_of(mode, dict(options))
+    except (ValueError, RuntimeError) as error:  # else the first call would raise, wrapped twice
+        raise UsageError(f"apply: {error}") from error
     done = Applied(run=model)
     least = 0.0 if dry else load_rulebook(tuple(map(Path, rules))).apply.told.value
     told = Gathered(done, least).add

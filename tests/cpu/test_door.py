@@ -96,6 +96,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "capture": (lambda: fa.capture(Softmax(), X, mode=NUMBER), "mode 3: expected eval or train"),
     "fuse": (lambda: fa.fuse(NUMBER), "int is no Graph; give what capture returns"),
     "apply": (lambda: fa.apply(NUMBER), "int is neither a module nor a function"),
+    "apply tune": (lambda: fa.apply(Softmax(), tune=NUMBER), "tune=3: one of 'off', 'cached'"),
+    "apply mode": (lambda: fa.apply(Softmax(), mode="fast"), "apply: .*mode=fast"),
+    "apply inner": (lambda: fa.apply(Softmax(), inner="gcc"), "inner='gcc': one of 'inductor'"),
     "apply inputs": (lambda: fa.apply(Softmax(), NUMBER), "inputs are a int; give a list"),
     "apply dry": (
         lambda: fa.apply(Softmax(), [iter([X])], dry=True),
