@@ -695,7 +695,8 @@ def test_layers_of_attention_by_hand() -> None:
             x = x + layer(x, x * 0.5, x)
         return x
 
-    x = torch.randn(2, 3, 6, 8)
+    # Steep softmaxes in turn multiply what float32 rounds, which a CPU rounds as it has lanes.
+    x = 0.5 * torch.randn(2, 3, 6, 8)
     torch.testing.assert_close(torch.compile(forward, backend=seen)(x), forward(x))
     assert seen.names == ["attention-by-hand"] * 3 + ["needless-mask"] * 3
 
