@@ -257,9 +257,12 @@ class _Session:
             for way in ways(one, compiled=run.compiled and one.accepted)
         ]
         models = self._model_ways() if run.whole else ()
-        total = 1 + len(self.subjects) + len(plan) + len(models)
-        checks = self._checked(total)
-        tuned = self._tuned(checks) if run.tune and not run.rehearse else {}
+        tunes = run.tune and not run.rehearse
+        total = 1 + len(self.subjects) + tunes + len(plan) + len(models)
+        checks, tuned = self._checked(total), dict[str, BenchSubject]()
+        if tunes:
+            self._tell("faster numbers of the kernels' launches", total)
+            tuned = self._tuned(checks)
         for subject, way in plan:
             self._tell(f"{subject.id} {way.name}", total)
             self._group(subject, way, checks[subject.id])
