@@ -159,12 +159,8 @@ def tuning_of(run: BenchRun, folder: Path) -> dict[Path, str]:
     """File with the numbers of launches that a run found, by its path, beside the kernels of the
     report in `folder`; none where it found none. Raises UsageError for a file there that cannot be
     read."""
-    places = {row.id: Path(row.kernel.file) for row in run.report.groups if row.kernel.file}
-    found: dict[Path, str] = {}
-    for place in dict.fromkeys(each.parent for each in places.values()):
-        texts = {name: text for name, text in run.texts.items() if places[name].parent == place}
-        found |= tuning_file(folder / place, run.searches, texts)
-    return found
+    files = (row.kernel.file for row in run.report.groups if row.kernel.file)
+    return tuning_file(folder / Path(next(files, "")).parent, run.searches, run.texts)
 
 
 # -- what is measured ------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ def test_a_measurement_stands_beside_the_prediction(report: Report) -> None:
     )  # fmt: skip
     first, second = page_data(timed)["groups"][:2]
     assert (first["measured"]["us"], first["measured"]["speedup"]) == (20.0, 2.5)
+    assert first["measured"]["said"].startswith("measured: 2.50x,"), "no verdict, as before"
     assert [way[0] for way in first["measured"]["ways"]] == ["eager", "kernel"]
     assert first["speedup"] == timed.groups[0].predicted.speedup
     assert second["measured"] is None

@@ -230,8 +230,8 @@ def measured(group: GroupRow) -> str:
     if found is None or found.speedup is None:
         return "not measured"
     off = f"{100 * found.speedup_error:+.0f} %" if found.speedup_error is not None else ""
-    said = f"measured-{found.verdict}: {found.speedup:.2f}x"
-    return f"{said}, predicted {off} off; fastest: {found.best}"
+    verdict = f"measured-{found.verdict}" if found.verdict else "measured"  # not in earlier reports
+    return f"{verdict}: {found.speedup:.2f}x, predicted {off} off; fastest: {found.best}"
 
 
 def id_and_name(group: GroupRow) -> str:

@@ -576,9 +576,8 @@ class _Function(ast.NodeTransformer):
                     yield from map(span_of, node.values[1:])
         for number, statement in self._whole.items():
             yield from map(span_of, (*statement.body, *statement.orelse))
-            if _leaves(statement):
-                behind = (p.node for p in self._parts if self._number(p.statement) > number)
-                yield from behind
+            if _may_leave(statement):
+                yield from (p.node for p in self._parts if self._number(p.statement) > number)
 
     def _is_left_out(self, span: Span) -> bool:
         return any(piece.holds(span) for piece in self._sometimes)
@@ -594,7 +593,7 @@ class _Function(ast.NodeTransformer):
         for node in ast.walk(statement):
             if isinstance(node, ast.stmt) and not isinstance(node, allowed):
                 raise NotPlaced(f"line {node.lineno} leaves a branch, or has a block of its own")
-        if _leaves(statement):
+        if _may_leave(statement):
             self._require_nothing_behind(statement)
         texts = (text for _, text in (*self._edit.replaced, *self._edit.inserted))
         given = set[str]().union(*(stored_in(ast.parse(text)) for text in texts))
@@ -939,7 +938,7 @@ def _bound_before(body: Sequence[ast.stmt], last: ast.stmt) -> set[str]:
     return set()
 
 
-def _leaves(statement: ast.If) -> bool:
+def _may_leave(statement: ast.If) -> bool:
     """Whether what follows an `if` is not reached where one of its branches is taken."""
     return any(isinstance(node, (ast.Return, ast.Raise)) for node in ast.walk(statement))
 
