@@ -8,7 +8,8 @@ random weights. Text is called as a tokenizer gives it: token ids and a padding 
 half of them have a hole in one row of; the cache is the model's own. Each way of each model has a
 process and empty caches of compilers of its own, several of which prepare at a time; one measures
 at a time. `first` is the first call's seconds. A step is the wall time of steps that follow each
-other, the median of several batches; what a way computes is held to eager's first result.
+other, the median of seven batches that the ways take in turn, since the host's speed changes; `GPU`
+is the part of it in which the GPU works. What a way computes is held to eager's first result.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,14 +27,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..gpu import ROOT, heading
-from .step import batches, leading, warmed
+from .step import at_work, batches, leading, warmed
 
 MEASURING = "backend, measuring"
 """Our backend with `tune="now"`."""
@@ -42,18 +42,20 @@ WAYS = ("eager", "compile", *OURS)
 SIZES = {"text": (4, 1024), "images": (16, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
 _TOGETHER = len(WAYS)
+_ROUNDS = 7
 
 
 @dataclass
 class Row:
-    """One way of one model type. `ms` is a step, `first` seconds, `apart` the distance to eager's
-    result as a share of its length."""
+    """One way of one model type. `ms` is a step, `gpu` the milliseconds of it that the GPU works,
+    `first` seconds, `apart` the distance to eager's result as a share of its length."""
 
     kind: str
     task: str
     way: str
     seed: str
     ms: float = 0.0
+    gpu: float = 0.0
     first: float = 0.0
     apart: float = 0.0
     padded: bool = False
@@ -65,7 +67,8 @@ class Row:
 
 
 def child(row: Row) -> None:
-    """Prepare a way, say so, measure it when told, and print its row."""
+    """Prepare a way, say so, measure a batch at each line that comes, and print the row at the
+    last."""
     import torch
 
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -77,14 +80,18 @@ def child(row: Row) -> None:
     except Exception as error:  # noqa: BLE001 a way that fails is a row
         row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     print("ready", file=out)
-    sys.stdin.readline()
-    try:
-        if step is not None:
-            warmed(step)
-            row.ms = statistics.median(batches(step))
-    except Exception as error:  # noqa: BLE001 a way that fails is a row
-        row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    print(json.dumps(asdict(row)), file=out)
+    spent: list[float] = []
+    for number, _ in enumerate(sys.stdin):
+        try:
+            if step is not None and not row.failure:
+                if not spent:
+                    warmed(step)
+                spent += batches(step, rounds=1)
+                if number == _ROUNDS - 1:
+                    row.ms, row.gpu = statistics.median(spent), at_work(step)
+        except Exception as error:  # noqa: BLE001 a way that fails is a row
+            row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        print(json.dumps(asdict(row)), file=out)
 
 
 def _prepared(row: Row) -> Any:
@@ -176,13 +183,11 @@ def run(seed: str, count: int, each: float, seconds: float, out: Path) -> Iterat
             for (_, process), line in zip(running, prepared, strict=True):
                 if not line:
                     process.kill()
-            for row, process in running:
-                answer = ""
-                with suppress(BrokenPipeError):
-                    assert process.stdin is not None
-                    process.stdin.write("go\n")
-                    process.stdin.flush()
-                    answer = _line(process, deadline)
+            answers = [""] * len(running)
+            for _ in range(_ROUNDS):
+                for number, (_, process) in enumerate(running):
+                    answers[number] = _asked(process, deadline)
+            for (row, process), answer in zip(running, answers, strict=True):
                 process.kill()
                 if answer.startswith("{"):
                     yield Row(**json.loads(answer))
@@ -205,6 +210,17 @@ def _start(row: Row, caches: Path, out: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def _asked(process: subprocess.Popen[str], deadline: float) -> str:
+    """The row after one batch more; "" of a process that has ended."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return _line(process, deadline)
+
+
 def _line(process: subprocess.Popen[str], deadline: float) -> str:
     import select
 
@@ -218,10 +234,10 @@ def table(rows: Sequence[Row]) -> str:
     """The table: milliseconds of a step and seconds of the first call by the way."""
     lines = [*heading("Whole models that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3], ""]
     lines += [
-        "| type | task | padding | " + " | ".join(WAYS) + " | "
+        "| type | task | padding | " + " | ".join(WAYS) + " | GPU: " + ", ".join(WAYS) + " | "
         + " | ".join(f"best rival / {way}" for way in OURS) + " | first: "
         + ", ".join(WAYS[1:]) + " | apart | ours |",
-        "|---" * (len(WAYS) + 6 + len(OURS)) + "|",
+        "|---" * (len(WAYS) + 7 + len(OURS)) + "|",
     ]  # fmt: skip
     ratios: dict[str, list[float]] = {way: [] for way in OURS}
     failed: list[str] = []
@@ -236,11 +252,12 @@ def table(rows: Sequence[Row]) -> str:
         beside = " | ".join(f"{ratios[way][-1]:.3f}" for way in OURS)
         said = " / ".join(at[way].said for way in OURS)
         steps = " | ".join(f"{at[way].ms:.3f}" for way in WAYS)
+        works = ", ".join(f"{at[way].gpu:.3f}" for way in WAYS)
         first = ", ".join(f"{at[way].first:.1f}" for way in WAYS[1:])
         apart = ", ".join(f"{at[way].apart:.4f}" for way in WAYS[1:])
         lines.append(
-            f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps} | {beside}"
-            f" | {first} | {apart} | {said} |"
+            f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps}"
+            f" | {works} | {beside} | {first} | {apart} | {said} |"
         )
     for way, found in ratios.items():
         if found:

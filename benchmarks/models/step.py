@@ -21,7 +21,7 @@ def warmed(step: Callable[[], Any], device: str = "cuda") -> None:
     _wait(device)
 
 
-def batches(step: Callable[[], Any], device: str = "cuda") -> list[float]:
+def batches(step: Callable[[], Any], device: str = "cuda", rounds: int = 7) -> list[float]:
     """Milliseconds of a step in each of seven batches of about 80 ms; of two of one step where
     there is no GPU."""
     began = time.perf_counter()
@@ -30,13 +30,26 @@ def batches(step: Callable[[], Any], device: str = "cuda") -> list[float]:
     once = time.perf_counter() - began
     count = max(3, min(50, int(0.08 / once))) if device == "cuda" else 1
     spent: list[float] = []
-    for _ in range(7 if device == "cuda" else 2):
+    for _ in range(rounds if device == "cuda" else 2):
         began = time.perf_counter()
         for _ in range(count):
             step()
         _wait(device)
         spent.append((time.perf_counter() - began) / count * 1e3)
     return spent
+
+
+def at_work(step: Callable[[], Any], steps: int = 5) -> float:
+    """Milliseconds of a step in which the GPU runs a kernel or copies, by its profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            step()
+        _wait("cuda")
+    events: Any = seen.events()
+    spent = sum(event.device_time for event in events if event.device_type.name == "CUDA")
+    return spent / steps / 1e3
 
 
 def _wait(device: str) -> None:
