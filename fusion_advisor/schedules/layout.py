@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from math import prod
-from operator import mul
-from typing import Any
 
-from fusion_advisor.ir.addressed import Dim, View, view
+import numpy as np
+import numpy.typing as npt
+
+from fusion_advisor.ir.addressed import Dim, Places, View, view
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.region.axes import AxisList, Dims
-from fusion_advisor.region.exprs import FOLD
 from fusion_advisor.region.region import Region
 
 _MOST_PLACES = 1 << 20
@@ -145,57 +144,54 @@ def touched(
     `tensor` says; None where that hangs on data."""
     found: list[View] = []
     for load in loads:
-        places = _touched_by(region, load, sizes)
-        if places is None:
+        along = _touched_by(region, load, tensor.stride, sizes)
+        if along is None:
             return None
-        along: list[Dim] = []
-        for dims, each in places.items():
-            steps = [tensor.stride[d] for d in dims]
-            if len(steps) == 1:
-                along.append((each, steps[0]))
-            else:
-                apart: Iterable[AxisList] = each  # type: ignore[assignment]
-                along.append((frozenset(sum(map(mul, at, steps)) for at in apart), 1))
         if seen := view(tensor.offset, along):
             found.append(seen)
     return found
 
 
 def _touched_by(
-    region: Region, load: Access, sizes: Mapping[int, int]
-) -> dict[AxisList, _Places] | None:
-    """The places that one load reads, by the dimensions that they are along: by several together
-    that are walked along the same axes, a window that is cut say. None where that hangs on data."""
-    found: dict[AxisList, _Places] = {}
+    region: Region, load: Access, stride: Sequence[int], sizes: Mapping[int, int]
+) -> list[Dim] | None:
+    """The places that one load reads along each dimension of a tensor: along several together that
+    are walked along the same axes, a window that is cut say. None where that hangs on data."""
+    found: dict[int, Places] = {}
     axes: dict[int, frozenset[int]] = {}
     for d, dim in enumerate(load.dims):
         if not load.tensor.stride[d]:  # an expanded dimension is one place
-            found[(d,)] = range(1)
+            found[d] = range(1)
             continue
-        image: _Places | None = range(prod(sizes[axis] for axis in dim))
+        image: Places | None = range(prod(sizes[axis] for axis in dim))
         axes[d] = frozenset(dim)
         if d in load.pulled:
             axes[d] = region.depends[load.pulled[d]]
             image = _image(region, load.pulled[d], load.tensor.shape[d], sizes)
         if image is None:
             return None
-        found[(d,)] = image
+        found[d] = image
     together = tuple(d for d in axes if any(axes[d] & axes[e] for e in axes if e != d))
     walked = sorted(frozenset[int]().union(*(axes[d] for d in together)))
-    if together and load.pulled.keys() >= {*together} and _few(walked, sizes):
-        indices = [index_of(region, load.pulled[d], sizes) for d in together]
-        within = [found.pop((d,)) for d in together]
-        values = {tuple(index(at) for index in indices) for at in _walk(walked, sizes)}
-        found[together] = frozenset(
-            value
-            for value in values
-            if all(n in image for n, image in zip(value, within, strict=True))
-        )
-    return found
+    if not (together and load.pulled.keys() >= {*together} and _few(walked, sizes)):
+        return [(places, stride[d]) for d, places in found.items()]
+    at = _walk(walked, sizes)
+    within, places = np.ones((), dtype=bool), np.zeros((), dtype=np.int64)
+    for d in together:
+        index, image = index_of(region, load.pulled[d], sizes)(at), found.pop(d)
+        places = places + index * stride[d]
+        within = within & np.isin(index, np.fromiter(image, np.int64, len(image)))
+    kept = np.broadcast_to(places, np.broadcast_shapes(places.shape, within.shape))
+    along = _distinct(kept[np.broadcast_to(within, kept.shape)])
+    return [*((each, stride[d]) for d, each in found.items()), (along, 1)]
 
 
-_Places = range | frozenset[Any]
-"""Along one dimension numbers, along several together tuples of them."""
+def _distinct(places: _Indices) -> Places:
+    """Some places without repeats: a range where they have no gap."""
+    found = np.unique(places)
+    if found.size and found[-1] - found[0] == found.size - 1:
+        return range(int(found[0]), int(found[-1]) + 1)
+    return frozenset(found.tolist())
 
 
 def _few(axes: Sequence[int], sizes: Mapping[int, int]) -> bool:
@@ -203,16 +199,18 @@ def _few(axes: Sequence[int], sizes: Mapping[int, int]) -> bool:
     return prod(sizes[axis] for axis in axes) <= _MOST_PLACES
 
 
-_At = Mapping[int, int]
+_Indices = npt.NDArray[np.int64]
+_At = Mapping[int, _Indices]
 
 
-def _walk(axes: Sequence[int], sizes: Mapping[int, int]) -> Iterator[_At]:
-    """Each place of some axes."""
-    for at in product(*(range(sizes[axis]) for axis in axes)):
-        yield dict(zip(axes, at, strict=True))
+def _walk(axes: Sequence[int], sizes: Mapping[int, int]) -> _At:
+    """Every place along some axes, each along a dimension of its own, so that what hangs on few of
+    them is computed for few places."""
+    grid = np.ix_(*(np.arange(sizes[axis], dtype=np.int64) for axis in axes))
+    return dict(zip(axes, grid, strict=True))
 
 
-def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _Places | None:
+def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> Places | None:
     """The places from 0 to `size` - 1 that an index takes; None where that hangs on values."""
     axes = sorted(region.depends[index])
     parts = [region.exprs[i] for i in reach(region, index)]
@@ -220,15 +218,15 @@ def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _
         return None
     steps = affine(region, index)
     if steps is not None and all(sizes[axis] == region.sizes[axis] for axis in axes):
-        start = index_of(region, index, sizes)(dict.fromkeys(axes, 0))
-        return _stepped(start, [(sizes[axis], steps[axis]) for axis in axes], size)
+        start = index_of(region, index, sizes)(dict.fromkeys(axes, np.zeros((), dtype=np.int64)))
+        return _stepped(int(start), [(sizes[axis], steps[axis]) for axis in axes], size)
     if not _few(axes, sizes):
         return range(size)
-    place = index_of(region, index, sizes)
-    return frozenset(value for value in map(place, _walk(axes, sizes)) if 0 <= value < size)
+    places = index_of(region, index, sizes)(_walk(axes, sizes))
+    return _distinct(places[(places >= 0) & (places < size)])
 
 
-def _stepped(start: int, walks: Sequence[tuple[int, int]], size: int) -> _Places:
+def _stepped(start: int, walks: Sequence[tuple[int, int]], size: int) -> Places:
     """The places from 0 to `size` - 1 among those that so many steps of some width reach from
     `start` along each axis. Bits of an integer stand for them, so that a long axis costs nothing.
     """
@@ -280,42 +278,47 @@ def traced(wanted: Iterable[int], further: Callable[[int], Iterable[int] | None]
     return trace
 
 
-def index_of(region: Region, number: int, sizes: Mapping[int, int]) -> Callable[[_At], int]:
-    """An index as a function of one place along each axis."""
+def index_of(region: Region, number: int, sizes: Mapping[int, int]) -> Callable[[_At], _Indices]:
+    """An index as a function of places along each axis."""
     expr = region.exprs[number]
     if expr.number is not None:
-        value = expr.number
+        value = np.array(int(expr.number), dtype=np.int64)
         return lambda at: value
     if expr.op == "place":
         walked = [(axis, sizes[axis]) for axis in expr.axes]
 
-        def place(at: _At) -> int:
-            total = 0
+        def place(at: _At) -> _Indices:
+            total = np.zeros((), dtype=np.int64)
             for axis, size in walked:
                 total = total * size + at[axis]
             return total
 
         return place
     args = [index_of(region, arg, sizes) for arg in expr.args]
-    if expr.op in FOLD:
-        fold, (first, second) = FOLD[expr.op], args
-        return lambda at: int(fold(first(at), second(at)))
-    other = _OTHERS[expr.op]
-    return lambda at: other([arg(at) for arg in args])
+    do = _DO[expr.op]
+    return lambda at: do(*(arg(at) for arg in args)).astype(np.int64)
 
 
-def _chosen(args: list[int]) -> int:
-    return args[1] if args[0] else args[2]
-
-
-_OTHERS: dict[str, Callable[[list[int]], int]] = {
-    "where": _chosen,
-    "and": min,
-    "maximum": max,
-    "abs": lambda args: abs(args[0]),
-    "neg": lambda args: -args[0],
-    "cast": lambda args: args[0],
+_DO: dict[str, Callable[..., _Indices]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "eq": np.equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "where": np.where,
+    "and": np.minimum,
+    "abs": np.abs,
+    "neg": np.negative,
+    "cast": np.array,
 }
+"""Operations of indices on arrays of them."""
 
 
 # -- groups ----------------------------------------------------------------------------------------

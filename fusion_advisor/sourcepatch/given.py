@@ -21,8 +21,14 @@ from fusion_advisor.ir.source_trace import Evaluation, ModuleAttributes, Span
 from fusion_advisor.ops.given import HANDED_ON, written_out
 from fusion_advisor.region.builder import NARROW_FLOATS
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
-from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced, spelled
-from fusion_advisor.sourcepatch.editing.sources import SourcePlace, Sources, names_in, span_of
+from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced
+from fusion_advisor.sourcepatch.editing.sources import (
+    SourcePlace,
+    Sources,
+    names_in,
+    span_of,
+    spelled,
+)
 
 Argument = tuple[str, int]
 """An argument of an op: the node and the position."""

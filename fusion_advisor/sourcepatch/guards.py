@@ -21,8 +21,9 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called, another_function, none_of
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
+from fusion_advisor.sourcepatch.editing.opened import alters
 from fusion_advisor.sourcepatch.editing.outline import require_function
-from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, spelled
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced
 from fusion_advisor.sourcepatch.editing.sources import (
     Block,
     Function,
@@ -32,6 +33,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     assigned,
     held_path,
     span_of,
+    spelled,
 )
 from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace
 from fusion_advisor.sourcepatch.given import Held
@@ -112,6 +114,7 @@ class Guards:
         asking; those of nodes that are `renumbered` at other sizes do, though sizes are asked for:
         they may follow from more. With `only_dtype` another dtype is one.
         NotPlaced where it cannot be asked there."""
+        self._require_once(place.block, edit)
         here = _computed(self.sources, place.block, edit)
         names = self.sources.names.get(place, {}).get(edit.lines[0], {})
 
@@ -131,6 +134,18 @@ class Guards:
             **dict.fromkeys(self._dropping(place, edit, names)),
         }
         return " or ".join(conditions)
+
+    def _require_once(self, block: Block, edit: Edit) -> None:
+        """NotPlaced where operands that a function beside the kernels makes draw random numbers or
+        write in place in another mode: they are made again where the kernel is refused."""
+        for other in self.others if edit.opened else ():
+            held = other.sources.held
+            places = [place for place in held if place.block == block]
+            steps = (s for each in places for s, at in held[each].items() if edit.takes(at.span))
+            kept = frozenset(step for step in steps if other.sources.stays(step, edit.opened))
+            if alters(other.sources, kept):
+                text = edit.opened[0].text
+                raise NotPlaced(f"line {edit.lines[0]}: `{text}` may be made once alone")
 
     # Another size.
 
@@ -337,10 +352,8 @@ class Guards:
     def _converts(self, place: SourcePlace, edit: Edit) -> bool:
         """Whether what an edit replaces asks for a dtype: where the model was not seen in another,
         that may be its inputs'."""
-        held = self.sources.held.get(place, {}).items()
-        nodes = (
-            n for step, at in held if edit.takes(at.span) for n in self.sources.made.get(step, ())
-        )
+        taken = self.sources.taken(place, edit.takes, edit.opened)
+        nodes = (node for step, _ in taken for node in self.sources.made.get(step, ()))
         return any(node.op == "aten._to_copy.default" for node in nodes) or any(
             isinstance(node, ast.Attribute) and node.attr in _CONVERTING
             for node in self._replaced(edit)
@@ -366,7 +379,7 @@ class Guards:
         texts, with the dtypes. Of one that is made there, those that the kernel is given."""
         spelling = SpellingAtPlace(self.sources, place, edit.lines[0])
         read = [(place.activation, node) for node in self._replaced(edit)]
-        for number in self.sources.called(place, edit.takes):
+        for number in self.sources.called(place, edit.takes, edit.opened):
             function = self.sources.code(number)
             read += [(number, node) for node in ast.walk(function)] if function else []
         leaves = [leaf for part in edit.taken.parts for leaf in part.leaves]
@@ -694,9 +707,7 @@ def _read(
 ) -> Iterator[tuple[HeldNumber, bool]]:
     """The numbers of the expressions that an edit removes from a place, each with whether it made a
     node that is `renumbered`."""
-    for step, standing in sources.held.get(place, {}).items():
-        if not edit.takes(standing.span):
-            continue
+    for step, _ in sources.taken(place, edit.takes, edit.opened):
         made = sources.made.get(step, ())
         decisive = any(node.name in renumbered for node in made)
         plain = decisive or any(node.op not in SIZED for node in made)
@@ -731,11 +742,10 @@ def _computed(
     """Launches of the text that an edit replaces, by place and arguments, with the modules that
     they are in: in every run of the block, or in one."""
     found: dict[object, set[str]] = {}
-    for place, held in sources.held.items():
+    for place in sources.held:
         if place.block != block or only not in (None, place):
             continue
-        taken = [(step, standing.span) for step, standing in held.items()]
-        taken = [(step, span) for step, span in taken if edit.takes(span)]
+        taken = sources.taken(place, edit.takes, edit.opened)
         made = [(span, node) for step, span in taken for node in sources.made.get(step, ())]
         own = {node.name for _, node in made}
         for span, node in made:

@@ -36,6 +36,7 @@ from fusion_advisor.ir.graph import Node, Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
+from fusion_advisor.sourcepatch.editing.opened import opened_operand
 from fusion_advisor.sourcepatch.editing.outline import (
     BY_SIZE,
     Choice,
@@ -46,7 +47,13 @@ from fusion_advisor.sourcepatch.editing.outline import (
 )
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
 from fusion_advisor.sourcepatch.editing.sequential import folded
-from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, span_of
+from fusion_advisor.sourcepatch.editing.sources import (
+    Block,
+    ExpressionPosition,
+    SourcePlace,
+    Sources,
+    span_of,
+)
 from fusion_advisor.sourcepatch.editing.splice import narrowed, nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
 from fusion_advisor.sourcepatch.guards import Guards, Other
@@ -413,8 +420,8 @@ class Placement:
         there: `one` is the decision on what it replaces, `name` the function that it calls."""
         if self.decided is None or self.serving is None:
             return None
-        taken = (step for step, held in self.sources.held[run].items() if edit.takes(held.span))
-        nodes = (node for step in taken for node in self.sources.made.get(step, ()))
+        taken = self.sources.taken(run, edit.takes, edit.opened)
+        nodes = (node for step, _ in taken for node in self.sources.made.get(step, ()))
         numbers = {self.flow.position[node.name] for node in nodes}
         launches = [number for number in numbers if self.flow.launches(number)]
         decision = self.decided(launches) if launches else None
@@ -482,11 +489,38 @@ class Placement:
             asked = span_of(statement.test) if isinstance(statement, ast.If) else standing.statement
             if hasattr(statement, "body") and self.sources.evaluated(place, asked, within=True):
                 continue
-            beside = self.sources.evaluated(place, standing.span, within=False)
-            nodes = (node for each in beside for node in self.sources.made.get(each, ()))
-            numbers = (self.flow.position[node.name] for node in nodes)
-            if all(self.flow.fusible[n] or not self.flow.launches(n) for n in numbers):
+            if self._has_in_parts(place, standing):
                 yield place
+
+    def _has_in_parts(self, place: SourcePlace, standing: ExpressionPosition) -> bool:
+        """Whether an expression computes nothing that is in no kernel, or is a call that may be
+        opened, so that the rest are operands of a kernel."""
+        if (place, standing) not in self._known_in_parts:
+            beside = self.sources.evaluated(place, standing.span, within=False)
+            numbers = [
+                (step, self.flow.position[node.name])
+                for step in beside
+                for node in self.sources.made.get(step, ())
+            ]
+            apart = {s for s, n in numbers if self.flow.launches(n) and not self.flow.fusible[n]}
+            called = self.sources.calls_at(place, standing.span) if not self.operators else ()
+            names = self.sources.names.get(place, {}).get(standing.statement.line, {})
+
+            def opens(step: int) -> bool:
+                made = self.sources.value(f"#{step}")
+                line = standing.statement.line
+                return made is not None and bool(
+                    opened_operand(self.sources, self.flow, place, line, names, made, set())
+                )
+
+            self._known_in_parts[place, standing] = not apart or (
+                bool(called) and all(map(opens, sorted(apart)))
+            )
+        return self._known_in_parts[place, standing]
+
+    @cached_property
+    def _known_in_parts(self) -> dict[tuple[SourcePlace, ExpressionPosition], bool]:
+        return {}
 
     def around(self, launch: int) -> Iterator[object]:
         """Yield the blocks of the source that a launch is made in, and the statements of these."""
@@ -515,11 +549,10 @@ def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
     """The nodes of a graph, by name, that the text made which edits replace."""
     return {
         node.name
-        for place, held in sources.held.items()
+        for place in sources.held
         for edit in edits
         if place.block.file == edit.file
-        for step, standing in held.items()
-        if edit.takes(standing.span)
+        for step, _ in sources.taken(place, edit.takes, edit.opened)
         for node in sources.made.get(step, ())
     }
 
@@ -790,9 +823,10 @@ def _edited_away(
     call = sources.trail.activations[place.activation]
     if call.caller is None or call.place is None:
         return False
+    around = [*sources.chain(call.caller, call.place)]
     return any(
-        edit.takes(span)
-        for at, span in sources.chain(call.caller, call.place)
+        edit.takes(span) and not any(sources.opens(edit.opened, *each) for each in around)
+        for at, span in around
         for other, edits in chosen.items()
         if other.activation == at
         for edit in edits

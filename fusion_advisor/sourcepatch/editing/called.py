@@ -55,6 +55,66 @@ class _Choice:
     held: bool
 
 
+class _AskedSpelling(SpellingAtPlace):
+    """Expressions that are asked beside which functions are `called`, and how each branches: what
+    such a function returned is what it returns, where its code says a constant, and no None where
+    that says something else."""
+
+    called: frozenset[int] = frozenset()
+
+    def of(self, node: ast.expr, activation: int) -> ast.expr | None:
+        """An expression of a call's function as the place spells it; None where it cannot."""
+        found = super().of(node, activation)
+        match node:
+            case ast.Call() if found is None:
+                calls = self._calls(node, activation)
+                ends = {ast.unparse(each) if each else "" for each in map(self._returned, calls)}
+                if len(ends) == 1 and "" not in ends:
+                    return ast.parse(min(ends), mode="eval").body
+            case ast.Compare(ast.Name() as name, [ast.Is() | ast.IsNot() as sign], [none]) if (
+                found is None and getattr(none, "value", "") is None
+            ):
+                made = self.sources.made_by(self._word(name, activation), activation)
+                if made and self._gives(made[1], activation):
+                    return ast.Constant(isinstance(sign, ast.IsNot))
+            case _:
+                pass
+        return found
+
+    def _calls(self, node: ast.expr, activation: int) -> list[int]:
+        """The calls of an expression whose functions are asked for."""
+        made = self.sources.calls.get((activation, span_of(node)), ())
+        return [call for call in made if call in self.called]
+
+    def _gives(self, node: ast.expr, activation: int) -> bool:
+        """Whether an expression that gave a tensor never gives None, while the functions are called
+        that were."""
+        match node:
+            case ast.BinOp() | ast.UnaryOp():
+                return True
+            case ast.Subscript(slice=index):
+                return any(isinstance(each, ast.Slice) for each in ast.walk(index))
+            case ast.Call() if (activation, span_of(node)) in self.sources.calls:
+                calls = self._calls(node, activation)
+                ends = [(call, self.sources.ended_at(call)) for call in calls]
+                return bool(calls) and all(
+                    isinstance(end, ast.Return) and end.value and self._gives(end.value, call)
+                    for call, end in ends
+                )
+            case ast.Call(ast.Attribute(ast.Name("torch" | "F"))):
+                return True
+            case ast.Call(ast.Attribute(of)):  # a tensor's method
+                return self.tensor(of, activation) is not None or self._gives(of, activation)
+            case _:
+                return False
+
+    def _returned(self, call: int) -> ast.Constant | None:
+        """The constant behind the `return` that ended a call; None for anything else."""
+        end = self.sources.ended_at(call)
+        value = end.value or ast.Constant(None) if isinstance(end, ast.Return) else None
+        return value if isinstance(value, ast.Constant) else None
+
+
 class Called:
     """The functions that the code of one trail calls."""
 
@@ -75,12 +135,14 @@ class Called:
         called. `given` has texts of tensors that a function beside the kernels could ask,
         `exchanged` what is asked for a module by its path. NotPlaced where one cannot be asked, or
         something would not happen any more."""
-        spelling = SpellingAtPlace(self._sources, place, edit.lines[0], given=given)
+        spelling = _AskedSpelling(self._sources, place, edit.lines[0], given=given)
         file, own = self._file(place.activation), place.activation
         nodes = (file.expressions.get(s) or file.statements.get(s) for s, _ in edit.replaced)
+        called = self._sources.called(place, edit.takes, edit.opened)
+        spelling.called = frozenset(called)
         for node in filter(None, nodes):
             yield from self._asked(self._within(node, own), own, spelling, edit.lines[0])
-        for number in self._sources.called(place, edit.takes):
+        for number in called:
             call = self._sources.trail.activations[number]
             if call.function == SEQUENTIAL or call.function.endswith(_INLINED):
                 continue
@@ -119,7 +181,7 @@ class Called:
         inside = (each for node in replaced if node for each in ast.walk(node))
         called = [n for n in inside if isinstance(n, ast.Call) and edit.takes(span_of(n))]
         found = self._held(called, place.activation, place)
-        for number in self._sources.called(place, edit.takes):
+        for number in self._sources.called(place, edit.takes, edit.opened):
             if number not in self._within_calls:
                 path = self._module(self._sources.trail.activations[number])
                 function = self._sources.code(number)

@@ -16,7 +16,6 @@ from typing import Literal
 from fusion_advisor.codegen.eager_reference import numbers_of
 from fusion_advisor.ir.source_trace import CHANGING, LENGTH, OPAQUE, Evaluation, Span
 from fusion_advisor.sourcepatch.editing.ranks import shape_of, size
-from fusion_advisor.sourcepatch.editing.rewrite import spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
     SourcePlace,
@@ -25,6 +24,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     names_in,
     path_of,
     span_of,
+    spelled,
 )
 from fusion_advisor.sourcepatch.editing.spelling import (
     Names,
@@ -135,7 +135,7 @@ class _Asked:
             if isinstance(node, ast.Name):
                 yield from self._name(node, activation, names)
                 return
-            found = [*self._sized(node, activation, names), *self._held(node, activation, names)]
+            found = [*self._sized(node, activation), *self._held(node, activation, names)]
             returning = self._numbers.returning(activation, span_of(node))
             if returning is not None:
                 found += self._property(node, returning, names)
@@ -243,17 +243,17 @@ class _Asked:
         root, around = path_of(value)
         return root, [*around, *parts]
 
-    def _sized(self, node: ast.expr, activation: int, names: Names) -> Iterator[HeldNumber]:
+    def _sized(self, node: ast.expr, activation: int) -> Iterator[HeldNumber]:
         """`x.shape[1]` or `x.size(1)`."""
         tensor, dim = size(node)
         if tensor is not None and dim is not None:
-            yield from self._size(node, tensor, dim, activation, names)
+            yield from self._size(node, tensor, dim, activation)
 
     def _size(
-        self, node: ast.expr, tensor: ast.expr, dim: int, activation: int, names: Names
+        self, node: ast.expr, tensor: ast.expr, dim: int, activation: int
     ) -> Iterator[HeldNumber]:
-        root, parts = path_of(tensor)
-        ref = self._sources.value(names.get(root)) if not parts else None
+        """A size of a tensor that has a name, or that a module holds."""
+        ref = self._spelling.tensor(tensor, activation)
         shape = self._sources.shape(ref) if ref else ()
         if ref and -len(shape) <= dim < len(shape):
             text = self._spelling.size(ref, dim)
@@ -309,7 +309,7 @@ class _Asked:
             dim, names = place_in(target, name), self._spelling.words(node, activation)
             found: list[HeldNumber] = []
             if isinstance(value, ast.expr) and tensor and dim is not None and names is not None:
-                found += self._size(value, tensor, dim, activation, names)
+                found += self._size(value, tensor, dim, activation)
             yield from found or [unknown]
 
     def _result(self, node: ast.expr, activation: int, returning: int) -> Iterator[HeldNumber]:

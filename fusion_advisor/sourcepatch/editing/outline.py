@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, groupby
@@ -358,6 +359,17 @@ class _Placing(ast.NodeTransformer):
         return _expression(text) if text else self.generic_visit(node)
 
 
+class _Naming(ast.NodeTransformer):
+    """Puts names in place of expressions, by their texts."""
+
+    def __init__(self, name_of: Callable[[str], str]) -> None:
+        self._name_of = name_of
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        name = self._name_of(ast.unparse(node)) if isinstance(node, ast.expr) else ""
+        return ast.Name(name, ast.Load()) if name else self.generic_visit(node)
+
+
 def _same(one: str, other: str) -> bool:
     """Whether two functions are the same but for their names and those of their parameters."""
 
@@ -463,14 +475,21 @@ class _Function(ast.NodeTransformer):
         self._leaves = {s: t for s, t in leaves.items() if t in kept or not self._is_left_out(s)}
         self._at: int | None = None
         """The statement whose names are read; None at the call."""
+        self._named: dict[str, str] = {}
+        """Names for operands that the function computes, where a condition asks for them."""
+        self._opened = {each.text: self._written_there(each.text) for each in edit.opened}
+        """Operands that the function computes, in its own names."""
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(map(self._number, (part.statement for part in self._parts)))
-        given = ", ".join(operands)
         asked = edit.asked(launched=not every)
         self._kept = {text for text in self._leaves.values() if text.isidentifier()}
         self._kept -= parameters | self._stored_before(function)
         self._asks = [self._asked(_expression(each)) for each in asked]
         self._kept = set[str]()
+        if self._opened and not every:  # the kernel is refused then, and all would be made twice
+            self._asks.insert(0, "torch.is_grad_enabled()")
+        named = {self._opened[text]: name for text, name in self._named.items()}
+        given = ", ".join(named.get(operand, operand) for operand in operands)
         self._lines = [self._folded(line) for line in self._statements()]
         fused = self._free("fused")
         call = f"({fused} := {launcher}({given})) is None"
@@ -478,6 +497,10 @@ class _Function(ast.NodeTransformer):
             lines = fill(given, _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
             call = f"({fused} := {launcher}(\n{indent(lines, ' ' * 8)}\n    )) is None"
         self._asks.append(call)
+        for made, name in named.items():  # where it is asked for first
+            first = next(n for n, ask in enumerate(self._asks) if re.search(rf"\b{name}\b", ask))
+            before, asked, behind = re.split(rf"\b({name})\b", self._asks[first], maxsplit=1)
+            self._asks[first] = f"{before}({asked} := {made}){behind}"
         self._ends = f"return {fused}"
 
     def text(self, name: str) -> str:
@@ -653,15 +676,36 @@ class _Function(ast.NodeTransformer):
     def _operand(self, text: str) -> str:
         """An operand of the kernel: what its call was given, or an expression of what has names."""
         node = _expression(text)
+        if text in self._opened:
+            return self._opened[text]
         if text in self._leaves.values() and not text.isidentifier():
             return self._parameter(text, _word(node, self._taken.modules))
         if self._sometimes and not all(isinstance(each, _HELD) for each in ast.walk(node)):
             raise NotPlaced(f"`{text}` may not be computed")
         return self._written(node)
 
+    def _name_of(self, expression: str) -> str:
+        """The name of an operand that the function computes, which a condition asks for; empty for
+        another expression."""
+        for text in self._opened:
+            if ast.unparse(_expression(text)) == expression:
+                if text not in self._named:
+                    self._named[text] = self._free(_word(_expression(text), self._taken.modules))
+                return self._named[text]
+        return ""
+
+    def _written_there(self, text: str) -> str:
+        """An operand that the function computes, which reads attributes of modules itself: another
+        module may lack them."""
+        sometimes, self._sometimes = self._sometimes, [Span(0, 0, 0, 0)]
+        written = self._written(_expression(text))
+        self._sometimes = sometimes
+        return written
+
     def _asked(self, condition: ast.expr) -> str:
         """A condition: of an operand of the kernel as of that, else in the function's
         names."""
+        condition = _expression(ast.unparse(_Naming(self._name_of).visit(condition)))
         texts = [text for text in self._leaves.values() if not text.isidentifier()]
         given = {ast.unparse(_expression(text)): text for text in texts}
         for node in ast.walk(condition):
@@ -693,6 +737,8 @@ class _Function(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """A local name, or a global one."""
         name, read = node.id, isinstance(node.ctx, ast.Load)
+        if name in self._named.values():
+            return node
         if name in self._kept:
             self.given.setdefault(name, self._renamed(name))
             return _named(self._renamed(name), node)

@@ -17,18 +17,21 @@ from typing import TypeGuard
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import Evaluation, Span, Trail
+from fusion_advisor.ir.source_trace import Evaluation, Span
+from fusion_advisor.sourcepatch.editing.opened import OpenedOperand, alters, opened_operand
 from fusion_advisor.sourcepatch.editing.ranks import rank_first
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
     Block,
     Function,
+    OpenedExpression,
     SourceFile,
     SourcePlace,
     Sources,
     displayed,
     names_in,
     span_of,
+    spelled,
     stored_in,
 )
 from fusion_advisor.support.errors import AdvisorError
@@ -151,6 +154,8 @@ class Edit:
     that it may run otherwise."""
     asked_too: frozenset[str] = frozenset()
     """Conditions of the guard that the kernel's launcher asks, too."""
+    opened: tuple[OpenedExpression, ...] = ()
+    """Operands that a function beside the kernels computes, of calls that are taken out in part."""
 
     @property
     def file(self) -> str:
@@ -171,7 +176,7 @@ class Edit:
     @property
     def needs_function(self) -> bool:
         """Whether a function has to ask, or to hold the statements."""
-        return bool(self.guard) or self.with_statements
+        return bool(self.guard or self.opened) or self.with_statements
 
     def guarded(self, condition: str) -> Edit:
         """The edit with one more condition, or several, under which the source stays."""
@@ -253,6 +258,9 @@ class _Rewriter:
         that keeps what it held."""
         self._body: list[ast.stmt] = []
         self._dropped: list[ast.If] = []
+        self._partial: dict[Span, frozenset[int]] = {}
+        """Calls of which the group has a part, with what else they evaluate."""
+        self._opened: list[OpenedOperand] = []
 
     # Where.
 
@@ -371,6 +379,7 @@ class _Rewriter:
             called=called,
             steering=tuple(self._steering(body.index(held[0]))),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
+            opened=tuple(sorted((each.at for each in self._opened), key=lambda each: each.text)),
             lines=(held[0].line, held[-1].end_line),
             taken=TakenOut(
                 self._call.name.rpartition(".")[2],
@@ -544,14 +553,49 @@ class _Rewriter:
         made = self._sources.made.keys() | self._gone
         own = {step for step in self._exactly(span_of(node)) if step in made}
         if own and own & self._gone and not own <= self._gone:
-            raise NotPlaced(
-                f"line {node.lineno}: only a part of what `{self._text(node)}` computes is fused"
-            )
+            if self._call.line or not self._sources.calls_at(self._place, span_of(node)):
+                raise self._in_part(node)
+            self._partial[span_of(node)] = frozenset(own - self._gone)
+            return True
+        if not own and (whole := self._unchanged(node)):
+            return self._belongs(whole)
         return bool(own) and own <= self._gone
+
+    def _in_part(self, node: ast.expr) -> NotPlaced:
+        text = self._text(node)
+        return NotPlaced(f"line {node.lineno}: only a part of what `{text}` computes is fused")
+
+    def _open(self, ref: Ref, line: int, names: Mapping[str, str]) -> str | None:
+        """The text of an operand that a call makes of which the group has a part."""
+        if not self._partial:
+            return None
+        flow, gone = self._flow, self._gone
+        found = opened_operand(self._sources, flow, self._place, line, names, ref, gone)
+        if found is None:
+            return None
+        self._opened.append(found)
+        return found.at.text
+
+    def _require_all_of_calls(self) -> None:
+        """NotPlaced where a call of which the group has a part launches something else that is no
+        operand, or that two operands are made of, or may not be made later."""
+        flow, made = self._flow, [step for each in self._opened for step in each.steps]
+        for span, beside in self._partial.items():
+            node = self._file.expressions[span]
+            nodes = {s: self._sources.made.get(s, ()) for s in beside}
+            launched = {
+                step
+                for step, its in nodes.items()
+                if any(not flow.is_view(flow.position[each.name]) for each in its)
+            }
+            once = all(made.count(step) == 1 for step in launched)
+            whole = self._exactly(span)
+            if not once or alters(self._sources, whole):
+                raise self._in_part(node)
 
     def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
         """Value of an expression: the last that it evaluates itself, or the result of its call."""
-        trail, span = self._sources.trail, span_of(node)
+        span = span_of(node)
         if isinstance(node, ast.Subscript) and (whole := _picked(node)):
             return self._several_of(whole).get(_index(node))
         steps = sorted(self._exactly(span))
@@ -559,21 +603,18 @@ class _Rewriter:
             return self._value(whole)
         if not steps or len(self._several_of(node)) > 1:
             return None
-        calls = {
-            activation
-            for step in steps
-            for activation, _ in self._sources.chain(
-                trail.steps[step].activation, self._at[step].span
-            )
-            if trail.activations[activation].caller == self._place.activation
-            and trail.activations[activation].place == span
-        }
-        if calls:
-            return self._sources.value(trail.activations[max(calls)].value)
-        return self._sources.value(f"#{steps[-1]}")
+        return self._sources.value_at(self._place, span)
 
     def _unchanged(self, node: ast.expr | ast.stmt) -> ast.expr | None:
-        """The argument of a call of an `nn.Identity`, which gives it back and makes nothing."""
+        """The argument of a call that gives it back and makes nothing: of an `nn.Identity`, or of a
+        function whose branches are not taken."""
+        if isinstance(node, ast.Call):
+            calls = self._sources.calls.get((self._place.activation, span_of(node)), ())
+            given = {self._sources.value(self._sources.trail.activations[n].value) for n in calls}
+            args = (*node.args, *(each.value for each in node.keywords))
+            found = (each for each in args if len(given) == 1 and self._value(each) in given)
+            if whole := next((each for each in found if None not in given), None):
+                return whole
         match node:
             case ast.Call(func=module, args=[whole], keywords=[]):
                 names = self._sources.at(node, self._place.activation, self._place) or {}
@@ -759,12 +800,14 @@ class _Rewriter:
         texts: list[str] = []
         for ref in self._call.inputs:
             text = leaves.get(ref) or known.get(ref) or self._path(ref, names)
+            text = text or self._open(ref, first.statement.lineno, names)
             if text is None:
                 made = self._sources.described(ref.node)
                 raise NotPlaced(
                     f"line {first.statement.lineno}: its operand {made} has no name there"
                 )
             texts.append(text)
+        self._require_all_of_calls()
         return texts
 
     def _mentioned(self, tops: list[_Top], names: dict[str, str]) -> dict[Ref | None, str]:
@@ -1120,30 +1163,3 @@ def _unpacked(statement: ast.stmt) -> list[str]:
 def _same(node: ast.expr, names: Mapping[str, str], others: Mapping[str, str]) -> bool:
     """Whether every name in an expression has one value in both."""
     return all(names.get(name) == others.get(name) for name in names_in(node))
-
-
-def attribute(path: str, names: Mapping[str, str]) -> str | None:
-    """`layers.0.weight` as `self.layers[0].weight`, where a name holds a module around it; None
-    where none does. `names` gives the words of the local names."""
-    best: tuple[int, str] | None = None
-    for name, word in names.items():
-        owner = word.removeprefix(":")
-        within = not owner or path == owner or path.startswith(f"{owner}.")
-        if not word.startswith(":") or not within:
-            continue
-        parts = path[len(owner) :].lstrip(".").split(".")
-        text = name + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in parts if p)
-        if best is None or len(parts) < best[0]:
-            best = len(parts), text
-    return best[1] if best else None
-
-
-def spelled(trail: Trail, path: str, names: Mapping[str, str]) -> str | None:
-    """The attribute of a path, or of another path of the same module, where a name holds a module
-    around it; None where none does."""
-    text = attribute(path, names)
-    for first, others in trail.shared.items() if text is None else ():
-        within = path == first or path.startswith(f"{first}.")
-        for other in others if within and text is None else ():
-            text = attribute(other + path[len(first) :], names)
-    return text

@@ -67,6 +67,33 @@ def held_path(node: ast.expr, names: Mapping[str, str]) -> str | None:
     return ".".join(inside) if word.startswith(":") else None
 
 
+def attribute(path: str, names: Mapping[str, str]) -> str | None:
+    """`layers.0.weight` as `self.layers[0].weight`, where a name holds a module around it; None
+    where none does. `names` gives the words of the local names."""
+    best: tuple[int, str] | None = None
+    for name, word in names.items():
+        owner = word.removeprefix(":")
+        within = not owner or path == owner or path.startswith(f"{owner}.")
+        if not word.startswith(":") or not within:
+            continue
+        parts = path[len(owner) :].lstrip(".").split(".")
+        text = name + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in parts if p)
+        if best is None or len(parts) < best[0]:
+            best = len(parts), text
+    return best[1] if best else None
+
+
+def spelled(trail: Trail, path: str, names: Mapping[str, str]) -> str | None:
+    """The attribute of a path, or of another path of the same module, where a name holds a module
+    around it; None where none does."""
+    text = attribute(path, names)
+    for first, others in trail.shared.items() if text is None else ():
+        within = path == first or path.startswith(f"{first}.")
+        for other in others if within and text is None else ():
+            text = attribute(other + path[len(first) :], names)
+    return text
+
+
 @dataclass(frozen=True)
 class Block:
     """A list of statements in a file: the field of a function or of a compound statement."""
@@ -83,6 +110,16 @@ class SourcePlace:
     activation: int
     block: Block
     turns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OpenedExpression:
+    """Expression of a function whose call an edit takes out in part: what it computes stays, in
+    the words of the caller."""
+
+    text: str
+    file: str
+    span: Span
 
 
 @dataclass(frozen=True)
@@ -506,6 +543,28 @@ class Sources:
             )
         return self._known[key]
 
+    def made_by(self, word: str | None, activation: int) -> tuple[SourcePlace, ast.expr] | None:
+        """The expression of a call's function that made what a word stands for, and the place; None
+        where there is none, or where it stands in a loop."""
+        step = int(word[1:]) if word and word[0] == "#" else None
+        for at, standing in reversed(self.standing[step].items()) if step is not None else ():
+            if at.activation == activation:
+                node = self.file(at.block.file).expressions.get(standing.span)
+                same = self.value_at(at, standing.span) == self.value(word)
+                return (at, node) if node and same and not at.turns else None
+        return None
+
+    def ended_at(self, activation: int) -> ast.stmt | None:
+        """The statement that a call ran last; None for a lambda or a comprehension."""
+        line = self._last.get(activation)
+        file = self.trail.activations[activation].file
+        return self.file(file).begun.get(line) if line is not None else None
+
+    @cached_property
+    def _last(self) -> dict[int, int]:
+        moments = (step for step in self.trail.steps if isinstance(step, Moment))
+        return {step.activation: step.line for step in moments}
+
     def chain(self, activation: int, span: Span) -> Iterator[tuple[int, Span]]:
         """The calls that led to a place in a call, itself first, each with where it was."""
         at: int | None = activation
@@ -514,15 +573,75 @@ class Sources:
             yield at, here
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
-    def called(self, place: SourcePlace, taken: Callable[[Span], bool]) -> list[int]:
+    def called(
+        self,
+        place: SourcePlace,
+        taken: Callable[[Span], bool],
+        opened: Sequence[OpenedExpression] = (),
+    ) -> list[int]:
         """The calls that a place's text makes where a predicate holds, with those that they make,
-        whether they launch anything or hand on what they are given."""
+        whether they launch anything or hand on what they are given; not those that stay, in an
+        expression that is `opened`."""
         calls, found = self.trail.activations, set[int]()
         for number, call in enumerate(calls):  # a caller comes before what it calls
-            here = call.caller == place.activation and call.place is not None and taken(call.place)
-            if here or call.caller in found:
+            if call.caller is None or call.place is None:
+                continue
+            here = call.caller == place.activation and taken(call.place)
+            inner = call.caller in found and not self.opens(opened, call.caller, call.place)
+            if here or inner:
                 found.add(number)
         return sorted(found)
+
+    def taken(
+        self,
+        place: SourcePlace,
+        taken: Callable[[Span], bool],
+        opened: Sequence[OpenedExpression] = (),
+    ) -> Iterator[tuple[int, Span]]:
+        """Yield the evaluations, with where they stand, that a place's text makes where a predicate
+        holds; not those that stay, in an expression that is `opened`."""
+        for step, at in self.held.get(place, {}).items():
+            if taken(at.span) and not (opened and self.stays(step, opened)):
+                yield step, at.span
+
+    def stays(self, step: int, opened: Sequence[OpenedExpression]) -> bool:
+        """Whether an evaluation is made in one of some expressions of functions."""
+        made = self.trail.steps[step]
+        around = self.chain(made.activation, made.place) if isinstance(made, Evaluation) else ()
+        return any(self.opens(opened, *at) for at in around)
+
+    def opens(self, opened: Iterable[OpenedExpression], activation: int, span: Span) -> bool:
+        """Whether a place in a call lies in one of some expressions of functions."""
+        file = self.trail.activations[activation].file
+        return any(each.file == file and each.span.holds(span) for each in opened)
+
+    def value_at(self, place: SourcePlace, span: Span) -> Ref | None:
+        """Value of an expression of a place: the last that it evaluates itself, or the result of
+        its call; None where it makes none."""
+        steps = sorted(self.evaluated(place, span, within=False))
+        if not steps:
+            return None
+        calls = self.calls_at(place, span)
+        return self.value(self.trail.activations[max(calls)].value if calls else f"#{steps[-1]}")
+
+    @cached_property
+    def calls(self) -> Mapping[tuple[int, Span], list[int]]:
+        """Calls by where they are made: the caller, and the expression there."""
+        found = dict[tuple[int, Span], list[int]]()
+        for number, call in enumerate(self.trail.activations):
+            if call.caller is not None and call.place is not None:
+                found.setdefault((call.caller, call.place), []).append(number)
+        return found
+
+    def calls_at(self, place: SourcePlace, span: Span) -> set[int]:
+        """The calls that an expression of a place makes itself, of those that evaluate."""
+        calls = self.trail.activations
+        return {
+            activation
+            for step in self.evaluated(place, span, within=False)
+            for activation, _ in self.chain(self.trail.steps[step].activation, span)
+            if calls[activation].caller == place.activation and calls[activation].place == span
+        }
 
     def _walk(self) -> None:
         evaluating = self._evaluating()

@@ -14,13 +14,14 @@ from typing import cast
 
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.sourcepatch.editing.ranks import size
-from fusion_advisor.sourcepatch.editing.rewrite import attribute, spelled
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
     SourcePlace,
     Sources,
+    attribute,
     held_path,
     names_in,
+    spelled,
 )
 
 Names = Mapping[str, str]
