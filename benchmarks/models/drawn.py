@@ -8,8 +8,8 @@ random weights. Text is called as a tokenizer gives it: token ids and a padding 
 half of them have a hole in one row of; the cache is the model's own. Each way of each model has a
 process and empty caches of compilers of its own, several of which prepare at a time; one measures
 at a time. `first` is the first call's seconds. A step is the wall time of steps that follow each
-other, the median of seven batches that the ways take in turn, since the host's speed changes; `GPU`
-is the part of it in which the GPU works. What a way computes is held to eager's first result.
+other, the median of seven batches that the ways take in turn, since the host's speed changes; what
+a way computes is held to eager's first result.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import ROOT, heading
-from .step import at_work, batches, leading, warmed
+from .step import batches, leading, warmed
 
 MEASURING = "backend, measuring"
 """Our backend with `tune="now"`."""
@@ -47,15 +47,14 @@ _ROUNDS = 7
 
 @dataclass
 class Row:
-    """One way of one model type. `ms` is a step, `gpu` the milliseconds of it that the GPU works,
-    `first` seconds, `apart` the distance to eager's result as a share of its length."""
+    """One way of one model type. `ms` is a step, `first` seconds, `apart` the distance to eager's
+    result as a share of its length."""
 
     kind: str
     task: str
     way: str
     seed: str
     ms: float = 0.0
-    gpu: float = 0.0
     first: float = 0.0
     apart: float = 0.0
     padded: bool = False
@@ -88,7 +87,7 @@ def child(row: Row) -> None:
                     warmed(step)
                 spent += batches(step, rounds=1)
                 if number == _ROUNDS - 1:
-                    row.ms, row.gpu = statistics.median(spent), at_work(step)
+                    row.ms = statistics.median(spent)
         except Exception as error:  # noqa: BLE001 a way that fails is a row
             row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         print(json.dumps(asdict(row)), file=out)
@@ -234,10 +233,10 @@ def table(rows: Sequence[Row]) -> str:
     """The table: milliseconds of a step and seconds of the first call by the way."""
     lines = [*heading("Whole models that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3], ""]
     lines += [
-        "| type | task | padding | " + " | ".join(WAYS) + " | GPU: " + ", ".join(WAYS) + " | "
+        "| type | task | padding | " + " | ".join(WAYS) + " | "
         + " | ".join(f"best rival / {way}" for way in OURS) + " | first: "
         + ", ".join(WAYS[1:]) + " | apart | ours |",
-        "|---" * (len(WAYS) + 7 + len(OURS)) + "|",
+        "|---" * (len(WAYS) + 6 + len(OURS)) + "|",
     ]  # fmt: skip
     ratios: dict[str, list[float]] = {way: [] for way in OURS}
     failed: list[str] = []
@@ -252,12 +251,11 @@ def table(rows: Sequence[Row]) -> str:
         beside = " | ".join(f"{ratios[way][-1]:.3f}" for way in OURS)
         said = " / ".join(at[way].said for way in OURS)
         steps = " | ".join(f"{at[way].ms:.3f}" for way in WAYS)
-        works = ", ".join(f"{at[way].gpu:.3f}" for way in WAYS)
         first = ", ".join(f"{at[way].first:.1f}" for way in WAYS[1:])
         apart = ", ".join(f"{at[way].apart:.4f}" for way in WAYS[1:])
         lines.append(
             f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps}"
-            f" | {works} | {beside} | {first} | {apart} | {said} |"
+            f" | {beside} | {first} | {apart} | {said} |"
         )
     for way, found in ratios.items():
         if found:

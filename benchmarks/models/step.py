@@ -39,19 +39,6 @@ def batches(step: Callable[[], Any], device: str = "cuda", rounds: int = 7) -> l
     return spent
 
 
-def at_work(step: Callable[[], Any], steps: int = 5) -> float:
-    """Milliseconds of a step in which the GPU runs a kernel or copies, by its profiler."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(steps):
-            step()
-        _wait("cuda")
-    events: Any = seen.events()
-    spent = sum(event.device_time for event in events if event.device_type.name == "CUDA")
-    return spent / steps / 1e3
-
-
 def _wait(device: str) -> None:
     if device == "cuda":
         import torch
