@@ -224,6 +224,20 @@ def test_what_may_not_be_made_again_is_left_where_it_was(name: str, tmp_path: Pa
     assert "torch.is_grad_enabled()" not in text
 
 
+def test_a_product_does_not_come_behind_a_write_into_what_it_reads(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), torch.randn(2, 5, 1024)
+        with torch.no_grad():
+            return [model(x)]
+
+    body = model(
+        "return torch.tanh(q @ k.transpose(-2, -1)) * 0.5",
+        call="s",
+        before="s = self.scores(q, k)\n" + " " * 16 + "q.mul_(2.0)",
+    )
+    assert "torch.is_grad_enabled()" not in uses(tmp_path, body, use, "8, 512, 1024")
+
+
 def test_what_a_method_keeps_is_made_by_it(tmp_path: Path) -> None:
     body = model("self.last = q @ k.transpose(-2, -1)", "return self.last.tanh() * 0.5")
     patch = made(tmp_path, body, shape="8, 512, 1024", resized=True)

@@ -590,8 +590,19 @@ class _Rewriter:
             }
             once = all(made.count(step) == 1 for step in launched)
             whole = self._exactly(span)
-            if not once or alters(self._sources, whole):
+            if not once or alters(self._sources, whole) or self._written_between(made):
                 raise self._in_part(node)
+
+    def _written_between(self, steps: Collection[int]) -> bool:
+        """Whether something writes into what some evaluations read, before the group is done."""
+        flow = self._flow
+        nodes = [node for step in steps for node in self._sources.made.get(step, ())]
+        tensors = (flow.annotated.tensors[ref] for node in nodes for ref in node.refs())
+        read = {tensor.storage for tensor in tensors}
+        first = min((flow.position[node.name] for node in nodes), default=0)
+        return any(
+            read.intersection(node.mutates) for node in flow.nodes[first : max(self._inside)]
+        )
 
     def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
         """Value of an expression: the last that it evaluates itself, or the result of its call."""
