@@ -66,8 +66,8 @@ class Row:
 
 
 def child(row: Row) -> None:
-    """Prepare a way, say so, measure a batch at each line that comes, and print the row at the
-    last."""
+    """Prepare a way, say so, and at each line that comes measure a batch more and print the
+    row."""
     import torch
 
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -80,14 +80,13 @@ def child(row: Row) -> None:
         row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     print("ready", file=out)
     spent: list[float] = []
-    for number, _ in enumerate(sys.stdin):
+    for _ in sys.stdin:
         try:
             if step is not None and not row.failure:
                 if not spent:
                     warmed(step)
                 spent += batches(step, rounds=1)
-                if number == _ROUNDS - 1:
-                    row.ms = statistics.median(spent)
+                row.ms = statistics.median(spent)
         except Exception as error:  # noqa: BLE001 a way that fails is a row
             row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         print(json.dumps(asdict(row)), file=out)

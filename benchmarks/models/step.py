@@ -22,7 +22,7 @@ def warmed(step: Callable[[], Any], device: str = "cuda") -> None:
 
 
 def batches(step: Callable[[], Any], device: str = "cuda", rounds: int = 7) -> list[float]:
-    """Milliseconds of a step in each of seven batches of about 80 ms; of two of one step where
+    """Milliseconds of a step in each of some batches of about 80 ms; of two of one step where
     there is no GPU."""
     began = time.perf_counter()
     step()

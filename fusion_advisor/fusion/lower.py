@@ -234,11 +234,9 @@ def _made_beside(flow: Dataflow, border: Boundary) -> Iterator[Ref]:
             standing = flow.standing[number]
             whole = tensors[view].numel == tensors[flow.operands[number][0]].numel
             beside = any(standing.get(at) in spans for at in place)
-            made_there = flow.nodes[
-                flow.position[flow.base(view).node]
-            ].step  # a product's own view
-            whole = whole and made_there != flow.nodes[number].step
-            if not (whole and beside and blocks.issuperset([*standing][-1:])):
+            base = flow.nodes[flow.position[flow.base(view).node]]
+            apart = base.step != flow.nodes[number].step  # not a product's own view of what it made
+            if not (whole and apart and beside and blocks.issuperset([*standing][-1:])):
                 break
             yield view
 

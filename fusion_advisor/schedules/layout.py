@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from fusion_advisor.ir.addressed import Dim, Places, View, view
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.region.axes import AxisList, Dims
+from fusion_advisor.region.exprs import FOLD
 from fusion_advisor.region.region import Region
 
 _MOST_PLACES = 1 << 20
@@ -295,30 +297,20 @@ def index_of(region: Region, number: int, sizes: Mapping[int, int]) -> Callable[
 
         return place
     args = [index_of(region, arg, sizes) for arg in expr.args]
-    do = _DO[expr.op]
-    return lambda at: do(*(arg(at) for arg in args)).astype(np.int64)
+    do: Callable[..., Any] = _OF_ARRAYS.get(expr.op) or FOLD[expr.op]
+    return lambda at: np.asarray(do(*(arg(at) for arg in args)), dtype=np.int64)
 
 
-_DO: dict[str, Callable[..., _Indices]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "floordiv": np.floor_divide,
-    "mod": np.mod,
+_OF_ARRAYS: dict[str, Callable[..., Any]] = {
     "minimum": np.minimum,
     "maximum": np.maximum,
-    "eq": np.equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
     "where": np.where,
     "and": np.minimum,
     "abs": np.abs,
     "neg": np.negative,
-    "cast": np.array,
+    "cast": np.asarray,
 }
-"""Operations of indices on arrays of them."""
+"""Operations on arrays of indices, where Python's own, which folds numbers, takes none."""
 
 
 # -- groups ----------------------------------------------------------------------------------------

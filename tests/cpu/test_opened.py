@@ -94,6 +94,15 @@ def test_a_product_of_a_method_is_made_beside_the_kernel(kind: str, tmp_path: Pa
     assert f".or_none( q @ k.transpose(-2, -1), {bias}keep" in " ".join(text.split())
 
 
+def test_a_name_is_bound_where_it_is_read_and_in_no_text(tmp_path: Path) -> None:
+    body = ATTENTION.replace("{kind}", "Biased").replace("Attention", "position")
+    patch = made(tmp_path, body, shape="8, 512, 256", resized=True)
+    (text,) = (text for path, text in patch.patch.after.items() if path.name == "or_eager.py")
+    assert patch.wrong == {}
+    assert "co_qualname != 'position.scores'" in text
+    assert text.count(":= self.position(q)) is None") == 1
+
+
 def model(*scores: str, call: str = "self.scores(q, k)", before: str = "pass") -> str:
     """A model that takes a softmax over what one of its methods gives."""
     lines = "\n".join(" " * 16 + line for line in scores)

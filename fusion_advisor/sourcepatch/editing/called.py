@@ -8,6 +8,7 @@ computing a kernel does not do.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,12 +102,17 @@ class _AskedSpelling(SpellingAtPlace):
                     isinstance(end, ast.Return) and end.value and self._gives(end.value, call)
                     for call, end in ends
                 )
-            case ast.Call(ast.Attribute(ast.Name("torch" | "F"))):
+            case ast.Call(ast.Attribute(ast.Name(name))) if self._is_torch(name, activation):
                 return True
             case ast.Call(ast.Attribute(of)):  # a tensor's method
                 return self.tensor(of, activation) is not None or self._gives(of, activation)
             case _:
                 return False
+
+    def _is_torch(self, name: str, activation: int) -> bool:
+        """Whether the file of a call's function imports something of torch under a name."""
+        file = self.sources.file(self.sources.trail.activations[activation].file)
+        return bool(re.match(r"(import|from) torch\b", file.bound.get(name, "")))
 
     def _returned(self, call: int) -> ast.Constant | None:
         """The constant behind the `return` that ended a call; None for anything else."""

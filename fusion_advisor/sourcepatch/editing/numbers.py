@@ -58,7 +58,6 @@ class HeldNumbers:
         self._trail = sources.trail
         self._computed: set[tuple[int, Span]] = set()
         """Places that compute a part of the graph, by activations."""
-        self._called = {(call.caller, call.place) for call in self._trail.activations}
         self._returned: dict[tuple[int, Span], int] = {}
         """The calls that return a number, by who makes them and where."""
         for step in self._trail.steps:
@@ -92,7 +91,7 @@ class HeldNumbers:
 
     def called(self, activation: int, span: Span) -> bool:
         """Whether the model calls a function of its own there."""
-        return (activation, span) in self._called
+        return (activation, span) in self.sources.calls
 
     def returning(self, activation: int, span: Span) -> int | None:
         """The call there that returns a number."""
@@ -306,9 +305,9 @@ class _Asked:
                 yield from self.of(value, activation)
                 continue
             tensor = shape_of(value) if isinstance(value, ast.expr) else None
-            dim, names = place_in(target, name), self._spelling.words(node, activation)
+            dim = place_in(target, name)
             found: list[HeldNumber] = []
-            if isinstance(value, ast.expr) and tensor and dim is not None and names is not None:
+            if isinstance(value, ast.expr) and tensor and dim is not None:
                 found += self._size(value, tensor, dim, activation)
             yield from found or [unknown]
 

@@ -8,6 +8,7 @@ the method is called.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from itertools import dropwhile
 
@@ -39,7 +40,7 @@ def opened_operand(
     line: int,
     names: Names,
     ref: Ref,
-    gone: frozenset[int] | set[int],
+    gone: Set[int],
 ) -> OpenedOperand | None:
     """The outermost expression of a function, called from a place, that gives a tensor and none of
     the evaluations that are `gone`, as a line of the place spells it, where `names` are bound. None
@@ -60,6 +61,12 @@ def opened_operand(
         text = ast.unparse(made)
         return OpenedOperand(OpenedExpression(text, call.file, standing.span), steps)
     return None
+
+
+def launches_nothing(sources: Sources, flow: Dataflow, steps: Iterable[int]) -> bool:
+    """Whether some evaluations make views alone, or nothing."""
+    made = (node for step in steps for node in sources.made.get(step, ()))
+    return all(flow.is_view(flow.position[node.name]) for node in made)
 
 
 def alters(sources: Sources, steps: frozenset[int]) -> bool:
@@ -102,6 +109,5 @@ class _OperandSpelling(SpellingAtPlace):
             return None
         place, node = found
         steps = self.sources.evaluated(place, span_of(node), within=True)
-        made = (each for step in steps for each in self.sources.made.get(step, ()))
-        views = all(self._flow.is_view(self._flow.position[each.name]) for each in made)
-        return self.of(node, activation) if views else None
+        plain = launches_nothing(self.sources, self._flow, steps)
+        return self.of(node, activation) if plain else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, groupby
@@ -477,6 +476,8 @@ class _Function(ast.NodeTransformer):
         """The statement whose names are read; None at the call."""
         self._named: dict[str, str] = {}
         """Names for operands that the function computes, where a condition asks for them."""
+        self._unbound: dict[str, str] = {}
+        """Names that no condition has bound yet, with what they are bound to."""
         self._opened = {each.text: self._written_there(each.text) for each in edit.opened}
         """Operands that the function computes, in its own names."""
         operands = [self._operand(text) for text in self._taken.operands]
@@ -497,10 +498,6 @@ class _Function(ast.NodeTransformer):
             lines = fill(given, _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
             call = f"({fused} := {launcher}(\n{indent(lines, ' ' * 8)}\n    )) is None"
         self._asks.append(call)
-        for made, name in named.items():  # where it is asked for first
-            first = next(n for n, ask in enumerate(self._asks) if re.search(rf"\b{name}\b", ask))
-            before, asked, behind = re.split(rf"\b({name})\b", self._asks[first], maxsplit=1)
-            self._asks[first] = f"{before}({asked} := {made}){behind}"
         self._ends = f"return {fused}"
 
     def text(self, name: str) -> str:
@@ -684,15 +681,13 @@ class _Function(ast.NodeTransformer):
             raise NotPlaced(f"`{text}` may not be computed")
         return self._written(node)
 
-    def _name_of(self, expression: str) -> str:
+    def _name_of(self, text: str) -> str:
         """The name of an operand that the function computes, which a condition asks for; empty for
         another expression."""
-        for text in self._opened:
-            if ast.unparse(_expression(text)) == expression:
-                if text not in self._named:
-                    self._named[text] = self._free(_word(_expression(text), self._taken.modules))
-                return self._named[text]
-        return ""
+        if text in self._opened and text not in self._named:
+            name = self._free(_word(_expression(text), self._taken.modules))
+            self._named[text], self._unbound[name] = name, self._opened[text]
+        return self._named.get(text, "")
 
     def _written_there(self, text: str) -> str:
         """An operand that the function computes, which reads attributes of modules itself: another
@@ -705,7 +700,13 @@ class _Function(ast.NodeTransformer):
     def _asked(self, condition: ast.expr) -> str:
         """A condition: of an operand of the kernel as of that, else in the function's
         names."""
-        condition = _expression(ast.unparse(_Naming(self._name_of).visit(condition)))
+        if self._opened:
+            condition = _expression(ast.unparse(_Naming(self._name_of).visit(condition)))
+            for each in ast.walk(condition):
+                partly = isinstance(each, ast.BoolOp | ast.IfExp)
+                partly |= isinstance(each, ast.Compare) and len(each.ops) > 1
+                if partly and names_in(each) & self._unbound.keys():
+                    raise NotPlaced("a part of what they ask may not be computed")
         texts = [text for text in self._leaves.values() if not text.isidentifier()]
         given = {ast.unparse(_expression(text)): text for text in texts}
         for node in ast.walk(condition):
@@ -737,6 +738,9 @@ class _Function(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """A local name, or a global one."""
         name, read = node.id, isinstance(node.ctx, ast.Load)
+        if name in self._unbound:  # the first condition that asks for it
+            made = _expression(self._unbound.pop(name))
+            return ast.NamedExpr(ast.Name(name, ast.Store()), made)
         if name in self._named.values():
             return node
         if name in self._kept:

@@ -18,7 +18,12 @@ from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Evaluation, Span
-from fusion_advisor.sourcepatch.editing.opened import OpenedOperand, alters, opened_operand
+from fusion_advisor.sourcepatch.editing.opened import (
+    OpenedOperand,
+    alters,
+    launches_nothing,
+    opened_operand,
+)
 from fusion_advisor.sourcepatch.editing.ranks import rank_first
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
@@ -579,19 +584,13 @@ class _Rewriter:
     def _require_all_of_calls(self) -> None:
         """NotPlaced where a call of which the group has a part launches something else that is no
         operand, or that two operands are made of, or may not be made later."""
-        flow, made = self._flow, [step for each in self._opened for step in each.steps]
+        sources, made = self._sources, [step for each in self._opened for step in each.steps]
+        written = self._written_between(made)
         for span, beside in self._partial.items():
-            node = self._file.expressions[span]
-            nodes = {s: self._sources.made.get(s, ()) for s in beside}
-            launched = {
-                step
-                for step, its in nodes.items()
-                if any(not flow.is_view(flow.position[each.name]) for each in its)
-            }
-            once = all(made.count(step) == 1 for step in launched)
-            whole = self._exactly(span)
-            if not once or alters(self._sources, whole) or self._written_between(made):
-                raise self._in_part(node)
+            other = [step for step in beside if made.count(step) != 1]
+            once = launches_nothing(sources, self._flow, other)
+            if not once or written or alters(sources, self._exactly(span)):
+                raise self._in_part(self._file.expressions[span])
 
     def _written_between(self, steps: Collection[int]) -> bool:
         """Whether something writes into what some evaluations read, before the group is done."""
@@ -622,10 +621,9 @@ class _Rewriter:
         if isinstance(node, ast.Call):
             calls = self._sources.calls.get((self._place.activation, span_of(node)), ())
             given = {self._sources.value(self._sources.trail.activations[n].value) for n in calls}
-            args = (*node.args, *(each.value for each in node.keywords))
-            found = (each for each in args if len(given) == 1 and self._value(each) in given)
-            if whole := next((each for each in found if None not in given), None):
-                return whole
+            for whole in (*node.args, *(each.value for each in node.keywords)):
+                if given == {self._value(whole)} != {None}:
+                    return whole
         match node:
             case ast.Call(func=module, args=[whole], keywords=[]):
                 names = self._sources.at(node, self._place.activation, self._place) or {}
@@ -728,8 +726,7 @@ class _Rewriter:
 
     def _only_views(self, node: ast.expr) -> bool:
         """Whether nothing is launched for an expression, so that it can stand anywhere."""
-        made = [n for step in self._evaluated(node) for n in self._sources.made.get(step, ())]
-        return all(self._flow.is_view(self._flow.position[n.name]) for n in made)
+        return launches_nothing(self._sources, self._flow, self._evaluated(node))
 
     def _assigned(self, top: _Top, text: str) -> str:
         """The call in place of an expression, or of `x += y`."""

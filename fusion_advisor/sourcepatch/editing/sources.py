@@ -545,13 +545,15 @@ class Sources:
 
     def made_by(self, word: str | None, activation: int) -> tuple[SourcePlace, ast.expr] | None:
         """The expression of a call's function that made what a word stands for, and the place; None
-        where there is none, or where it stands in a loop."""
+        where no statement stores just that, or in a loop."""
         step = int(word[1:]) if word and word[0] == "#" else None
         for at, standing in reversed(self.standing[step].items()) if step is not None else ():
             if at.activation == activation:
-                node = self.file(at.block.file).expressions.get(standing.span)
+                file = self.file(at.block.file)
+                node = file.expressions.get(standing.span)
                 same = self.value_at(at, standing.span) == self.value(word)
-                return (at, node) if node and same and not at.turns else None
+                stored = node and isinstance(file.parents[node], ast.Assign | ast.Tuple)
+                return (at, node) if node and stored and same and not at.turns else None
         return None
 
     def ended_at(self, activation: int) -> ast.stmt | None:
