@@ -9,11 +9,13 @@ same from run to run.
 """
 
 import argparse
+import ast
 import functools
 import hashlib
 import importlib
 import inspect
 import json
+import linecache
 import math
 import os
 import re
@@ -42,9 +44,10 @@ TAGS = torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag
 
 
 class Here(threading.local):
-    """Whether launchers launch nothing in this thread."""
+    """Whether launchers launch nothing in this thread; a list of what they would launch, where that
+    is asked."""
 
-    idle = False
+    idle, asked = False, None
 
 
 here = Here()
@@ -186,6 +189,9 @@ def define(name, launcher, results):
     gradient is required, the launcher runs the reference, through which autograd sees."""
 
     def idle(*given):
+        lowering = sys.modules.get("torch._inductor.lowering")
+        if KNOWN and lowering and launcher.operator not in lowering.lowerings:
+            lower(launcher, results)  # Inductor asks on fake tensors before it compiles
         before, here.idle = here.idle, True
         try:
             return launcher(*given)
@@ -203,6 +209,108 @@ def define(name, launcher, results):
     LIBRARY.impl(name, launcher, "CompositeExplicitAutograd")
     LIBRARY.impl(name, under_autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"fusion_advisor::{name}", idle, lib=LIBRARY)
+
+
+# -- lowering: Inductor launches the kernels itself, without the operator's time on the host -------
+
+KNOWN = (2, 11) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 13)
+"""Whether this is a PyTorch whose Inductor is known to take a lowering as `lower` makes it."""
+
+
+def lower(launcher, results):
+    """Give Inductor a lowering of a launcher's operator: the launches, where sizes are numbers and
+    Inductor compiles a kernel as Triton would here; else the operator is called."""
+    from torch._higher_order_ops import triton_kernel_wrap as wrap
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
+
+    called = lowering.fallback_handler(launcher.operator, add_to_fallback_set=False)
+    allocate = lowering.lowerings[torch.ops.aten.empty_strided.default]
+    launch_one = lowering.lowerings[wrap.triton_kernel_wrapper_mutation]
+
+    def launched_by_inductor(*given):
+        taken = [getattr(x, "meta", {}).get("val", x) for x in V.graph.current_node.args]
+        asked = asked_of(launcher, taken)
+        if asked is None:
+            return called(*given)
+        found, scratch, launches = asked
+        held = {}
+        for box, like in zip(given, taken, strict=True):
+            if isinstance(like, torch.Tensor):
+                held[id(like)] = ir.ExternKernel.require_exact_strides(box, like.stride())
+        for each in (*found, *scratch):
+            shape, stride = [*each.shape], [*each.stride()]
+            held[id(each)] = allocate(shape, stride, dtype=each.dtype, device=each.device)
+        for kernel, warps, grid, arguments in launches:
+            floats = [name for name, each in arguments.items() if isinstance(each, float)]
+            launch_one(
+                kernel_idx=wrap.kernel_side_table.add_kernel(inlined(kernel, warps, *floats)),
+                constant_args_idx=wrap.kernel_side_table.add_constant_args({}),
+                grid=[grid], tma_descriptor_metadata={},
+                kwargs={name: held.get(id(each), each) for name, each in arguments.items()},
+            )  # fmt: skip
+        made = [held[id(each)] for each in found]
+        return made[0] if results == 1 else tuple(made)
+
+    lowering.register_lowering(launcher.operator, type_promotion_kind=None)(launched_by_inductor)
+
+
+def asked_of(launcher, given):
+    """Results and scratch of a launcher as fake tensors, and the launches that it would make:
+    kernel, warps, grid and arguments by their names. None where Inductor cannot make them: a size
+    or a number is not known yet, the kernel takes no such tensors, a product and a sum in it have
+    to round twice, it needs memory that is zeroed, it is not `analysed`, or it is interpreted."""
+    for each in given:
+        numbers = (*each.shape, *each.stride()) if isinstance(each, FakeTensor) else (each,)
+        if any(type(number) not in (int, float) for number in numbers):
+            return None
+    here.asked = []
+    try:
+        with torch.no_grad(), given[0].fake_mode:
+            found, _, *more = inspect.unwrap(launcher)(*given)
+        asked = here.asked
+    except Unserved:
+        return None
+    finally:
+        here.asked = None
+    scratch, *zeroed = more or ((),)
+    launches = []
+    for kernel, grid, arguments, constants in asked:
+        warps, contracts = constants.pop("num_warps"), constants.pop("enable_fp_fusion")
+        known = analysed(kernel) and {*constants} <= {*kernel.arg_names}
+        if zeroed or not (contracts and known):
+            return None
+        names = [name for name in kernel.arg_names if name not in constants]
+        named = dict(zip(names, arguments, strict=True))
+        launches.append((kernel, warps, (*grid, 1, 1)[:3], named | constants))
+    return found, scratch, launches
+
+
+@functools.cache
+def analysed(kernel):
+    """Whether Inductor, which asks what a compiled kernel writes, knows all that it calls: it takes
+    a kernel with assembly for one that writes into every tensor."""
+    if not isinstance(kernel, triton.JITFunction):
+        return False
+    names, known = kernel.fn.__code__.co_names, kernel.fn.__globals__
+    called = [known[name] for name in names if isinstance(known.get(name), triton.JITFunction)]
+    return "inline_asm_elementwise" not in names and all(map(analysed, called))
+
+
+@functools.cache
+def inlined(kernel, warps, *floats):
+    """Kernel that Inductor compiles for a number of warps, with these numbers as constants:
+    Inductor hands floats over in 64 bits, in which the kernel would compute."""
+    if floats:
+        tree = ast.parse(inspect.getsource(kernel.fn))
+        for each in tree.body[0].args.args:
+            if each.arg in floats:
+                each.annotation = ast.parse("tl.constexpr", mode="eval").body
+        text, file = ast.unparse(tree), f"<{kernel.__name__}, {', '.join(floats)} constant>"
+        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+        exec(compile(text, file, "exec"), names := {**kernel.fn.__globals__})
+        kernel = names[kernel.__name__]
+    return triton.autotune([triton.Config({}, num_warps=warps)], [])(kernel)
 
 
 # -- kernels that train: a forward and a backward pass as one function -----------------------------
@@ -375,7 +483,8 @@ def beyond_int32(tensors, *counted, behind=BEHIND):
     """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to.
     Raises Unserved for tensors of several devices, and Unlaunched where nothing will be launched:
     sizes may be symbolic."""
-    if here.idle or is_dynamo_compiling() or isinstance(tensors[0], TRACED):
+    idle = here.idle or is_dynamo_compiling() or isinstance(tensors[0], TRACED)
+    if idle and here.asked is None:
         raise Unlaunched(*tensors)
     if len(devices := {tensor.device for tensor in tensors}) > 1:
         raise Unserved(f"its tensors lie on {' and '.join(sorted(map(str, devices)))}")
@@ -551,6 +660,11 @@ def launch(kernel, grid, tensors, numbers, **constants):
     """Call `kernel[grid](...)`; `grid` may be a function of the constants. What Triton compiled
     for such arguments before is launched directly; then what launches it, the tensors and the other
     arguments are given back."""
+    if here.asked is not None:
+        if tensors[0].is_cuda:
+            constants |= tuned(kernel.fn, tensors[0].device.index)
+        grid = grid(constants) if callable(grid) else grid
+        return here.asked.append((kernel, grid, (*tensors, *numbers), constants))
     device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):

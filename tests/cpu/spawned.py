@@ -194,8 +194,9 @@ def command(
 
 
 def run_script(script: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
-    """What a script prints under Triton's interpreter, which has to end well."""
-    own = {**os.environ, **environment, "TRITON_INTERPRET": "1"}
+    """What a script prints under Triton's interpreter unless the environment says another way; it
+    has to end well."""
+    own = {**os.environ, "TRITON_INTERPRET": "1", **environment}
     done = run([sys.executable, "-c", script, *arguments], cwd=folder or Path.cwd(), env=own)
     assert done.returncode == 0, done.stderr
     return done.stdout
