@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 
 from fusion_advisor.codegen.header import Stamp, edited, fingerprint, read_stamp, restamped, stamped
@@ -445,6 +446,11 @@ class Placement:
             return finding.name
         return owners.get(there.subject.launches, "")
 
+    def branches_apart(self, edit: Edit, run: SourcePlace) -> bool:
+        """Whether another branch ran in a run of an edit's block, which the edit asks for."""
+        steps = [at.span for at in self.sources.held.get(run, {}).values()]
+        return any(ran != any(map(branch.holds, steps)) for branch, ran in edit.branched)
+
     def told_apart(
         self, edits: Sequence[Edit], some: Sequence[SourcePlace], others: Sequence[SourcePlace]
     ) -> str:
@@ -761,6 +767,10 @@ def _edits(
                 served |= kernels
                 for edit in every:
                     add(place, edit)
+        for edit, place in product(every, left):
+            for other in chosen.get(place, ()):
+                _require_alternatives(edit, other)
+        left -= {p for p in left if all(placement.branches_apart(edit, p) for edit in every)}
         told = placement.told_apart(every, [*left], [*edits]) if left else ""
         if left and not told:
             raise NotPlaced(
@@ -803,6 +813,16 @@ def _asking_alike(
 
     alike = len({edit.conditions for edit in every}) == 1
     return edits if alike else {place: tuple(map(asking, some)) for place, some in edits.items()}
+
+
+def _require_alternatives(edit: Edit, other: Edit) -> None:
+    """NotPlaced where two edits, of which each asks for its own runs, touch the same text and no
+    one call can stand for both."""
+    if edit.takes_as_operand(other) and other.takes_as_operand(edit):
+        return
+    if edit.wholes or other.wholes or edit.as_called() != other.as_called():
+        at, taken = f"{edit.file}:{edit.lines[0]}", other.taken.kernel
+        raise NotPlaced(f"{at}: {taken} is put there in other runs, over other lines")
 
 
 def _guards_over(one: Edit, other: Edit) -> bool:

@@ -228,25 +228,39 @@ class Outlines:
         self, file: SourceFile, edits: Iterable[tuple[Edit, str]]
     ) -> Iterator[tuple[Edit, str]]:
         """Yield the edits of a file with their comments, those that ask or need their statements as
-        calls of functions that do. UsageError where the file that stands has a name of theirs."""
-        for edit, comment in sorted(edits, key=lambda p: (p[0].block.owner, p[0].lines)):
+        calls of functions that do. Where one call stands for several edits, each of which asks for
+        runs of its own, the function of one calls the next one's in place of statements.
+        UsageError where the file that stands has a name of theirs."""
+        pairs = sorted(edits, key=lambda p: (p[0].block.owner, p[0].lines))
+        together: dict[object, list[int]] = {}
+        for number, (edit, _) in enumerate(pairs):
             if edit.taken.kernel in self._choices or edit.needs_function:
-                try:
-                    edit = self._called(edit, self.function(file, edit))
-                except NotPlaced as reason:
-                    raise UsageError(
-                        f"{ASKING}: {reason}; remove the file, to have it written anew"
-                    ) from reason
-            yield edit, comment
+                together.setdefault(edit.as_called(), []).append(number)
+        called = dict[int, Edit]()
+        try:
+            for numbers in together.values():
+                call, behind = "", None
+                for number in numbers[::-1]:
+                    call, behind = self._called(file, pairs[number][0], behind)
+                called |= {number: _calling(pairs[number][0], call) for number in numbers}
+        except NotPlaced as reason:
+            raise UsageError(
+                f"{ASKING}: {reason}; remove the file, to have it written anew"
+            ) from reason
+        yield from ((called.get(n, edit), comment) for n, (edit, comment) in enumerate(pairs))
 
-    def function(self, file: SourceFile, edit: Edit) -> _Function:
-        """The function of an edit. NotPlaced where there can be none."""
+    def function(
+        self, file: SourceFile, edit: Edit, behind: tuple[str, Collection[str]] | None = None
+    ) -> _Function:
+        """The function of an edit, which runs its statements or calls the function `behind` it: a
+        name, and arguments as the source spells them. NotPlaced where there can be none."""
         kernel = edit.taken.kernel
         every = kernel in self._trained
         way = "" if kernel in self._choices else f".{_OR_NONE}"
         made = _Function(
-            file, edit, self._imports, self._kernels, self.functions, f"{kernel}{way}", every=every
-        )
+            file, edit, self._imports, self._kernels, self.functions, f"{kernel}{way}", behind,
+            every=every,
+        )  # fmt: skip
         made.imports["torch"] = "import torch"
         if kernel not in self.functions:
             made.imports[kernel] = f"from .{kernel} import {kernel}"
@@ -254,11 +268,14 @@ class Outlines:
             raise NotPlaced(f"{kernel} is something else beside the kernels")
         return made
 
-    def _called(self, edit: Edit, function: _Function) -> Edit:
-        taken = edit.taken
+    def _called(
+        self, file: SourceFile, edit: Edit, behind: tuple[str, Collection[str]] | None
+    ) -> tuple[str, tuple[str, Collection[str]]]:
+        """The call of an edit's function, with the function's name and its arguments."""
+        taken, function = edit.taken, self.function(file, edit, behind)
         package = taken.call.partition(f".{taken.kernel}(")[0]
         call = self._call(package, f"{taken.kernel}{_OR_EAGER}", function)
-        return replace(_calling(edit, call), guard="")
+        return call, (call.removeprefix(f"{package}.").partition("(")[0], [*function.given])
 
     def _call(self, package: str, wanted: str, function: _Function) -> str:
         """The call of a function, which is added under a name that is free."""
@@ -329,7 +346,8 @@ def _calling(edit: Edit, call: str) -> Edit:
     def instead(texts: Sequence[tuple[Span, str]]) -> tuple[tuple[Span, str], ...]:
         return tuple((span, text.replace(edit.taken.call, call)) for span, text in texts)
 
-    return replace(edit, replaced=instead(edit.replaced), inserted=instead(edit.inserted))
+    made = replace(edit, replaced=instead(edit.replaced), inserted=instead(edit.inserted))
+    return replace(made, guard="")
 
 
 def require_function(file: SourceFile, edit: Edit) -> None:
@@ -429,6 +447,7 @@ class _Function(ast.NodeTransformer):
         kernels: Collection[str],
         functions: Collection[str],
         launcher: str,
+        behind: tuple[str, Collection[str]] | None = None,
         *,
         every: bool,
     ) -> None:
@@ -491,7 +510,12 @@ class _Function(ast.NodeTransformer):
             self._asks.insert(0, "torch.is_grad_enabled()")
         named = {self._opened[text]: name for text, name in self._named.items()}
         given = ", ".join(named.get(operand, operand) for operand in operands)
-        self._lines = [self._folded(line) for line in self._statements()]
+        if behind:
+            name, texts = behind
+            passed = ", ".join(self._passed(text) for text in texts)
+            self._lines = [f"return {name}({passed})"]
+        else:
+            self._lines = [self._folded(line) for line in self._statements()]
         fused = self._free("fused")
         call = f"({fused} := {launcher}({given})) is None"
         if len(call) + 11 > _WIDTH:  # behind `or`, twice indented
@@ -823,6 +847,12 @@ class _Function(ast.NodeTransformer):
         if text not in self.given:
             self.given[text] = self._free(wanted)
         return self.given[text]
+
+    def _passed(self, text: str) -> str:
+        """What the function hands on to another one that is given an expression of the source."""
+        if text.isidentifier():
+            return self.given.setdefault(text, self._renamed(text))
+        return self._parameter(text, _word(_expression(text), self._taken.modules))
 
     def _free(self, wanted: str) -> str:
         """A name that nothing else has."""

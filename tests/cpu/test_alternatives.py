@@ -1,0 +1,98 @@
+"""Lines of which runs take different branches, each run with a kernel of its own: one call asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .test_other_uses import uses
+from .test_patch import made
+
+HEAD = """
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer(kind) for kind in KINDS)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    class Layer(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.a, self.b = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+            self.scale = nn.Parameter(torch.rand(1024))
+            mask = torch.rand(32, 32) > 0.5 if "mask" in kind else None
+            self.register_buffer("mask", mask, persistent=False)
+            self.cap = 5.0 if "cap" in kind else None
+            self.flag = "flag" in kind
+"""
+ATTENTION = """
+        def weights(self, q, k):
+            s = q @ k.mT * 0.125
+            if self.cap is not None:
+                s = torch.tanh(s / self.cap) * self.cap
+            if self.mask is not None:
+                s = s.masked_fill(self.mask, -1e4)
+            s = s - s.amax(dim=-1, keepdim=True)
+            e = torch.exp(s)
+            return e / e.sum(dim=-1, keepdim=True)
+
+        def forward(self, x):
+            return self.weights(self.a(x), self.b(x)) @ x
+"""
+
+
+def body(kinds: tuple[str, ...], lines: str) -> str:
+    return f"\n    KINDS = {kinds!r}\n{HEAD}{lines}"
+
+
+def turned(file: Any) -> list[object]:
+    """What layers of every kind give, whose kinds change afterwards, with gradients, too."""
+    results = list[object]()
+    for dtype in (torch.float32, torch.bfloat16):
+        model, x = file.Model().to(dtype), torch.randn(2, 32, 1024).to(dtype)
+        masks = [torch.rand(32, 32) > 0.5, None]
+        for mask, cap, flag in ((masks[0], 3.0, True), (None, None, False), (masks[0], None, True)):
+            with torch.no_grad():
+                results.append(model(x))
+            inputs = x.clone().requires_grad_()
+            results.append(torch.autograd.grad(model(inputs).sum(), inputs)[0])
+            layer = model.layers[0]
+            layer.mask, layer.cap, layer.flag = mask, cap, flag
+    return results
+
+
+def test_every_branch_has_its_kernel(tmp_path: Path) -> None:
+    kinds = ("plain", "mask", "plain", "mask")
+    text = uses(tmp_path, body(kinds, ATTENTION), turned, "64, 32, 1024")
+    assert text.count("def softmax") + text.count("softmax_or_eager(s, self") >= 2
+    assert text.count("e = torch.exp(s)") == 1
+    assert text.count("return fused\n") == 2
+
+
+def test_more_than_two_branches_ask_in_turn(tmp_path: Path) -> None:
+    kinds = ("plain", "mask", "cap", "mask cap")
+    text = uses(tmp_path, body(kinds, ATTENTION), turned, "64, 32, 1024")
+    assert text.count("e = torch.exp(s)") == 1
+    assert text.count("return fused\n") == 4
+
+
+def test_other_lines_are_another_edit(tmp_path: Path) -> None:
+    lines = """
+        def forward(self, x):
+            h = torch.sigmoid(x)
+            if self.flag:
+                h = self.a(h)
+            h = torch.tanh(h) * self.scale
+            return h + self.b(x)
+    """
+    kinds = ("plain", "flag", "plain", "flag")
+    text = uses(tmp_path, body(kinds, lines), turned, "64, 32, 1024")
+    patch = made(tmp_path, body(kinds, lines), shape="64, 32, 1024")
+    assert "if self.flag:" in text
+    assert patch.wrong == {}
