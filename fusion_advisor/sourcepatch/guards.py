@@ -227,6 +227,13 @@ class Guards:
         torch's own code then decides which."""
         return any(map(edit.takes, self._composite[block]))
 
+    def inverts(self, edit: Edit) -> bool:
+        """Whether an edit replaces a `~`, which raises an error of its own where the op raises
+        another one."""
+        expressions = self.sources.file(edit.file).expressions.items()
+        inverted = (s for s, n in expressions if isinstance(getattr(n, "op", None), ast.Invert))
+        return any(map(edit.takes, inverted))
+
     @cached_property
     def _composite(self) -> Mapping[Block, set[Span]]:
         """Places of the expressions that launch several ops, by block."""

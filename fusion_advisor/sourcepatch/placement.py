@@ -238,6 +238,7 @@ class Placement:
         edit = replace(
             edit,
             with_statements=self._guards.is_composite(place.block, edit)
+            or self._guards.inverts(edit)
             or any(held.leaves or held.attribute for held in passed),
             wholes=() if self.operators else tuple(parted),
             asked_too=frozenset(asked_too.intersection(edit.conditions)),

@@ -1211,3 +1211,31 @@ def test_what_a_call_leaves_out_is_not_asked(tmp_path: Path) -> None:
     )
     assert "return fused_model.tanh_sigmoid_mul_add(self.lin(x), x)" in text, text
     assert "None is not None" not in text, text
+
+
+def test_an_operator_of_python_raises_its_own_error(tmp_path: Path) -> None:
+    def use(file: Any) -> list[object]:
+        model, x = file.Model(), drawn(2, 32, 1024)
+        found = [model(x)]
+        model.valid = model.valid.float()
+        with pytest.raises(TypeError) as raised:  # where the op raises NotImplementedError
+            model(x)
+        return [*found, str(raised.value)]
+
+    text = uses(
+        tmp_path,
+        """
+        def held(x, valid):
+            return torch.tanh(x).masked_fill(~valid, -1.0)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("valid", torch.rand(32, 1024) > 0.5)
+
+            def forward(self, x):
+                return held(x, self.valid)
+        """,
+        use,
+    )
+    assert "masked_fill(~valid, -1.0)" in text

@@ -154,8 +154,8 @@ class Edit:
     """The first branch of each of these, and whether it ran."""
     with_statements: bool = False
     """Whether the kernel's reference may be no substitute for the statements at another call: where
-    one function of torch launches several ops, which may be others there, and where a number is
-    given, which may be a tensor there."""
+    one function of torch launches several ops, which may be others there, where a number is given,
+    which may be a tensor there, and where an operator of Python's raises other errors."""
     wholes: tuple[tuple[Span, tuple[str, ...]], ...] = ()
     """Calls of a `Sequential` that are spelled out and taken out in part, each with the conditions
     that it may run otherwise."""
