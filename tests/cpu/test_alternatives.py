@@ -28,6 +28,7 @@ HEAD = """
             self.scale = nn.Parameter(torch.rand(1024))
             mask = torch.rand(32, 32) > 0.5 if "mask" in kind else None
             self.register_buffer("mask", mask, persistent=False)
+            self.register_buffer("kept", None if mask is None else mask[0].float())
             self.cap = 5.0 if "cap" in kind else None
             self.flag = "flag" in kind
 """
@@ -64,6 +65,7 @@ def turned(file: Any) -> list[object]:
             results.append(torch.autograd.grad(model(inputs).sum(), inputs)[0])
             layer = model.layers[0]
             layer.mask, layer.cap, layer.flag = mask, cap, flag
+            layer.kept = None if mask is None else mask[0].to(dtype)
     return results
 
 
@@ -96,3 +98,35 @@ def test_other_lines_are_another_edit(tmp_path: Path) -> None:
     patch = made(tmp_path, body(kinds, lines), shape="64, 32, 1024")
     assert "if self.flag:" in text
     assert patch.wrong == {}
+
+
+ASKED = """
+        def table(self):
+            return self.scale.view(32, 32)
+
+        def forward(self, x):
+            s = torch.einsum("bid,bjd->bij", self.a(x), self.b(x)) * 0.125
+            s = s + self.table()
+            if self.mask is not None:
+                s = s.masked_fill(self.mask.view(1, 32, 32), -1e4)
+            p = torch.softmax(s, -1)
+            return p @ x
+"""
+
+
+def test_a_view_of_a_branch_is_made_where_that_is_asked_for(tmp_path: Path) -> None:
+    kinds = ("plain", "mask", "plain", "mask")
+    text = uses(tmp_path, body(kinds, ASKED), turned, "64, 32, 1024")
+    assert text.count("p = torch.softmax(s, -1)") == 0
+    assert text.count("return torch.softmax(s, -1)") == 1
+    assert text.count("return fused\n") == 2
+
+
+def test_a_view_of_a_branch_behind_another(tmp_path: Path) -> None:
+    more = """            if self.kept is not None:
+                p = p * self.kept.view(1, 32, 1)
+            return p @ x
+"""
+    lines = ASKED.replace("            return p @ x\n", more)
+    text = uses(tmp_path, body(("mask", "mask"), lines), turned, "64, 32, 1024")
+    assert "self.mask.view(1, 32, 32), self.kept.view(1, 32, 1)" in text

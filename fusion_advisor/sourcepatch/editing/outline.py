@@ -480,7 +480,8 @@ class _Function(ast.NodeTransformer):
         self._kept: set[str] = set()
         """Names that nothing but what stays of the statements binds: a condition that reads one
         asks of the kernel's operand."""
-        self._sometimes = [*self._left_out()]
+        self._in_expressions = [*self._left_out_of_expressions()]
+        self._sometimes = [*self._in_expressions, *self._left_out()]
         """Pieces of the parts that may not be evaluated. Where there are some, attributes of
         modules are read in the function, for what it is given is evaluated whether it is read or
         not."""
@@ -609,8 +610,8 @@ class _Function(ast.NodeTransformer):
 
     # Branches.
 
-    def _left_out(self) -> Iterator[Span]:
-        """Yield pieces of the parts that are evaluated only where a condition holds."""
+    def _left_out_of_expressions(self) -> Iterator[Span]:
+        """Yield pieces of the parts that `and`, `or` or `a if b else c` may not evaluate."""
         for part in self._parts:
             piece = self._file.expressions.get(part.node) or self._file.statements[part.statement]
             for node in ast.walk(piece):
@@ -618,6 +619,9 @@ class _Function(ast.NodeTransformer):
                     yield from map(span_of, (node.body, node.orelse))
                 elif isinstance(node, ast.BoolOp):
                     yield from map(span_of, node.values[1:])
+
+    def _left_out(self) -> Iterator[Span]:
+        """Yield pieces of the parts that are evaluated only where an `if` lets them."""
         for number, statement in self._whole.items():
             yield from map(span_of, (*statement.body, *statement.orelse))
             if _may_leave(statement):
@@ -701,9 +705,18 @@ class _Function(ast.NodeTransformer):
             return self._opened[text]
         if text in self._leaves.values() and not text.isidentifier():
             return self._parameter(text, _word(node, self._taken.modules))
-        if self._sometimes and not all(isinstance(each, _HELD) for each in ast.walk(node)):
+        held = all(isinstance(each, _HELD) for each in ast.walk(node))
+        if self._sometimes and not (held or self._is_asked_for(text)):
             raise NotPlaced(f"`{text}` may not be computed")
         return self._written(node)
+
+    def _is_asked_for(self, text: str) -> bool:
+        """Whether an operand is a view that is made in an `if` alone: the kernel is called behind
+        what that asks, so that it may be made there."""
+        spans = [span for part in self._parts for span, leaf in part.leaves if leaf == text]
+        pieces = self._in_expressions
+        alone = spans and not any(piece.holds(span) for piece in pieces for span in spans)
+        return bool(alone) and text in self._taken.views
 
     def _name_of(self, text: str) -> str:
         """The name of an operand that the function computes, which a condition asks for; empty for

@@ -120,13 +120,15 @@ class Part:
 @dataclass(frozen=True)
 class TakenOut:
     """Parts that an edit takes out of the source, and the call that stands for them: its text, with
-    those of its operands. `modules` are names that hold modules there."""
+    those of its operands. `modules` are names that hold modules there, `views` operands for which
+    nothing is launched."""
 
     kernel: str
     call: str
     operands: tuple[str, ...]
     parts: tuple[Part, ...]
     modules: frozenset[str]
+    views: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,9 @@ class Edit:
         kept = [pair for pair in (*self.replaced, *self.inserted) if pair[1]]
         gone = [s for s in self.touched if not any(o != s and o.holds(s) for o in self.touched)]
         texts = [(span, text.replace(own, "()")) for span, text in kept]
-        return self.block, self.called, self.kept, tuple(texts), tuple(gone)
+        removed = [span for span, text in self.replaced if not text]
+        given = [leaf for leaf in self.kept if not any(span.holds(leaf) for span in removed)]
+        return self.block, self.called, tuple(given), tuple(texts), tuple(gone)
 
     def takes_as_operand(self, other: Edit) -> bool:
         """Whether what another edit touches of the same text lies in operands of this one."""
@@ -404,6 +408,7 @@ class _Rewriter:
                 tuple(texts),
                 tuple(self._parts(tops, texts, replaced)),
                 frozenset(n for n, w in self._names(first.statement).items() if w[:1] == ":"),
+                frozenset(self._text(o) for t in tops for o in t.leaves if self._only_views(o)),
             ),
         )
 
