@@ -220,34 +220,34 @@ KNOWN = (2, 11) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 13)
 def lower(launcher, results):
     """Give Inductor a lowering of a launcher's operator: the launches, where sizes are numbers and
     Inductor compiles a kernel as Triton would here; else the operator is called."""
-    from torch._higher_order_ops import triton_kernel_wrap as wrap
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table as table
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 
     called = lowering.fallback_handler(launcher.operator, add_to_fallback_set=False)
     allocate = lowering.lowerings[torch.ops.aten.empty_strided.default]
-    launch_one = lowering.lowerings[wrap.triton_kernel_wrapper_mutation]
+    launch_one = lowering.lowerings[torch.ops.higher_order.triton_kernel_wrapper_mutation]
 
     def launched_by_inductor(*given):
-        taken = [getattr(x, "meta", {}).get("val", x) for x in V.graph.current_node.args]
+        taken = [getattr(each, "meta", {}).get("val", each) for each in V.graph.current_node.args]
         asked = asked_of(launcher, taken)
         if asked is None:
             return called(*given)
         found, scratch, launches = asked
-        held = {}
-        for box, like in zip(given, taken, strict=True):
-            if isinstance(like, torch.Tensor):
-                held[id(like)] = ir.ExternKernel.require_exact_strides(box, like.stride())
+        held = {
+            id(like): ir.ExternKernel.require_exact_strides(box, like.stride())
+            for box, like in zip(given, taken, strict=True) if isinstance(like, torch.Tensor)
+        }  # fmt: skip
         for each in (*found, *scratch):
             shape, stride = [*each.shape], [*each.stride()]
             held[id(each)] = allocate(shape, stride, dtype=each.dtype, device=each.device)
-        for kernel, warps, grid, arguments in launches:
-            floats = [name for name, each in arguments.items() if isinstance(each, float)]
+        for kernel, warps, grid, given in launches:
+            floats = [name for name, each in given.items() if isinstance(each, float)]
             launch_one(
-                kernel_idx=wrap.kernel_side_table.add_kernel(inlined(kernel, warps, *floats)),
-                constant_args_idx=wrap.kernel_side_table.add_constant_args({}),
+                kernel_idx=table.add_kernel(inlined(kernel, warps, *floats)),
+                constant_args_idx=table.add_constant_args({}),
                 grid=[grid], tma_descriptor_metadata={},
-                kwargs={name: held.get(id(each), each) for name, each in arguments.items()},
+                kwargs={name: held.get(id(each), each) for name, each in given.items()},
             )  # fmt: skip
         made = [held[id(each)] for each in found]
         return made[0] if results == 1 else tuple(made)
@@ -264,11 +264,10 @@ def asked_of(launcher, given):
         numbers = (*each.shape, *each.stride()) if isinstance(each, FakeTensor) else (each,)
         if any(type(number) not in (int, float) for number in numbers):
             return None
-    here.asked = []
+    here.asked = asked = []
     try:
         with torch.no_grad(), given[0].fake_mode:
             found, _, *more = inspect.unwrap(launcher)(*given)
-        asked = here.asked
     except Unserved:
         return None
     finally:

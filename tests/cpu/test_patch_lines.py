@@ -15,8 +15,9 @@ from .spawned import command
 
 MODULES = Path(__file__).with_name("five_modules")
 """Embeddings, norm, attention with rotary embedding, gated MLP, and the model with its loss."""
-MOST, MOST_OF_THE_RUNTIME = 1314, 658
-"""Lines that the patch adds, and those of them that all kernels share as host code."""
+MOST, MOST_OF_THE_RUNTIME = 1424, 768
+"""Lines that the patch adds, and those of them that all kernels share as host code. 110 of these
+give Inductor the launches: without them a compiled model took twice as long on the host."""
 
 
 @pytest.mark.deep
