@@ -862,7 +862,7 @@ class _Function(ast.NodeTransformer):
         return self.given[text]
 
     def _passed(self, text: str) -> str:
-        """What the function hands on to another one that is given an expression of the source."""
+        """Argument for another function, which is given an expression of the source."""
         if text.isidentifier():
             return self.given.setdefault(text, self._renamed(text))
         return self._parameter(text, _word(_expression(text), self._taken.modules))

@@ -206,8 +206,8 @@ class Edit:
         return any(each.holds(span) for each in self.kept)
 
     def as_called(self) -> tuple[object, ...]:
-        """What an edit does to the source, whichever kernel it calls: equal for edits of which one
-        call may stand for both."""
+        """Changes that an edit makes to the source, whichever kernel it calls: equal for edits of
+        which one call may stand for both."""
         own = self.taken.call
         kept = [pair for pair in (*self.replaced, *self.inserted) if pair[1]]
         gone = [s for s in self.touched if not any(o != s and o.holds(s) for o in self.touched)]
