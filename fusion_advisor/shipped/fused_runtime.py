@@ -241,13 +241,13 @@ def lower(launcher, results):
         for each in (*found, *scratch):
             shape, stride = [*each.shape], [*each.stride()]
             held[id(each)] = allocate(shape, stride, dtype=each.dtype, device=each.device)
-        for kernel, warps, grid, given in launches:
-            floats = [name for name, each in given.items() if isinstance(each, float)]
+        for kernel, warps, grid, arguments in launches:
+            floats = [name for name, each in arguments.items() if isinstance(each, float)]
             launch_one(
                 kernel_idx=table.add_kernel(inlined(kernel, warps, *floats)),
                 constant_args_idx=table.add_constant_args({}),
                 grid=[grid], tma_descriptor_metadata={},
-                kwargs={name: held.get(id(each), each) for name, each in given.items()},
+                kwargs={name: held.get(id(each), each) for name, each in arguments.items()},
             )  # fmt: skip
         made = [held[id(each)] for each in found]
         return made[0] if results == 1 else tuple(made)
@@ -305,7 +305,8 @@ def inlined(kernel, warps, *floats):
         for each in tree.body[0].args.args:
             if each.arg in floats:
                 each.annotation = ast.parse("tl.constexpr", mode="eval").body
-        text, file = ast.unparse(tree), f"<{kernel.__name__}, {', '.join(floats)} constant>"
+        text = ast.unparse(tree)
+        file = f"<{kernel.__module__}.{kernel.__name__}, {', '.join(floats)} constant>"
         linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
         exec(compile(text, file, "exec"), names := {**kernel.fn.__globals__})
         kernel = names[kernel.__name__]

@@ -81,6 +81,19 @@ class Choice:
         return [*dict.fromkeys(kernel for _, kernel in self.cases)]
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Function beside the kernels: its name, and its arguments as the source spells them."""
+
+    name: str
+    given: tuple[str, ...]
+
+    @property
+    def called(self) -> str:
+        """Its call in the source."""
+        return f"{self.name}({', '.join(self.given)})"
+
+
 def choice(name: str, runs: Sequence[KernelRun]) -> Choice:
     """Choice of the kernel for each of some runs by the fewest questions that tell: what lies out
     of order is copied first by references that differ in that alone, and the order of dimensions,
@@ -239,21 +252,22 @@ class Outlines:
         called = dict[int, Edit]()
         try:
             for numbers in together.values():
-                call, behind = "", None
+                behind = None
                 for number in numbers[::-1]:
-                    call, behind = self._called(file, pairs[number][0], behind)
-                called |= {number: _calling(pairs[number][0], call) for number in numbers}
+                    edit = pairs[number][0]
+                    function = self.function(file, edit, behind)
+                    behind = self._added(f"{edit.taken.kernel}{_OR_EAGER}", function)
+                assert behind is not None  # there is one number at the least
+                called |= {n: _calling(pairs[n][0], behind) for n in numbers}
         except NotPlaced as reason:
             raise UsageError(
                 f"{ASKING}: {reason}; remove the file, to have it written anew"
             ) from reason
         yield from ((called.get(n, edit), comment) for n, (edit, comment) in enumerate(pairs))
 
-    def function(
-        self, file: SourceFile, edit: Edit, behind: tuple[str, Collection[str]] | None = None
-    ) -> _Function:
-        """The function of an edit, which runs its statements or calls the function `behind` it: a
-        name, and arguments as the source spells them. NotPlaced where there can be none."""
+    def function(self, file: SourceFile, edit: Edit, behind: Beside | None = None) -> _Function:
+        """The function of an edit, which runs its statements or calls the one `behind` it.
+        NotPlaced where there can be none."""
         kernel = edit.taken.kernel
         every = kernel in self._trained
         way = "" if kernel in self._choices else f".{_OR_NONE}"
@@ -268,23 +282,14 @@ class Outlines:
             raise NotPlaced(f"{kernel} is something else beside the kernels")
         return made
 
-    def _called(
-        self, file: SourceFile, edit: Edit, behind: tuple[str, Collection[str]] | None
-    ) -> tuple[str, tuple[str, Collection[str]]]:
-        """The call of an edit's function, with the function's name and its arguments."""
-        taken, function = edit.taken, self.function(file, edit, behind)
-        package = taken.call.partition(f".{taken.kernel}(")[0]
-        call = self._call(package, f"{taken.kernel}{_OR_EAGER}", function)
-        return call, (call.removeprefix(f"{package}.").partition("(")[0], [*function.given])
-
-    def _call(self, package: str, wanted: str, function: _Function) -> str:
-        """The call of a function, which is added under a name that is free."""
+    def _added(self, wanted: str, function: _Function) -> Beside:
+        """Add a function under a name that is free."""
         name, number = wanted, 1
         while not _same(self.functions.setdefault(name, text := function.text(name)), text):
             number += 1
             name = f"{wanted}_{number}"
         self._imports |= function.imports
-        return f"{package}.{name}({', '.join(function.given)})"
+        return Beside(name, tuple(function.given))
 
     def whole(
         self, file: SourceFile, edits: Iterable[tuple[Edit, str]]
@@ -311,7 +316,7 @@ class Outlines:
             first, edit = min(own), inner[0][0]
             function = self._whole(file, edit, region, conditions, texts)
             package = edit.taken.call.partition(".")[0]
-            call = self._call(package, function.wanted, function)
+            call = f"{package}.{self._added(function.wanted, function).called}"
             for number in own:
                 edit, comment = pairs[number]
                 left = ((region, call),) if number == first else ()
@@ -340,14 +345,16 @@ class Outlines:
         return function
 
 
-def _calling(edit: Edit, call: str) -> Edit:
-    """An edit with another call in place of its own."""
+def _calling(edit: Edit, function: Beside) -> Edit:
+    """An edit with the call of a function, which asks its guard, in place of its own."""
+    package = edit.taken.call.partition(f".{edit.taken.kernel}(")[0]
+    call = f"{package}.{function.called}"
 
     def instead(texts: Sequence[tuple[Span, str]]) -> tuple[tuple[Span, str], ...]:
         return tuple((span, text.replace(edit.taken.call, call)) for span, text in texts)
 
-    made = replace(edit, replaced=instead(edit.replaced), inserted=instead(edit.inserted))
-    return replace(made, guard="")
+    replaced, inserted = instead(edit.replaced), instead(edit.inserted)
+    return replace(edit, replaced=replaced, inserted=inserted, guard="")
 
 
 def require_function(file: SourceFile, edit: Edit) -> None:
@@ -447,7 +454,7 @@ class _Function(ast.NodeTransformer):
         kernels: Collection[str],
         functions: Collection[str],
         launcher: str,
-        behind: tuple[str, Collection[str]] | None = None,
+        behind: Beside | None = None,
         *,
         every: bool,
     ) -> None:
@@ -512,9 +519,7 @@ class _Function(ast.NodeTransformer):
         named = {self._opened[text]: name for text, name in self._named.items()}
         given = ", ".join(named.get(operand, operand) for operand in operands)
         if behind:
-            name, texts = behind
-            passed = ", ".join(self._passed(text) for text in texts)
-            self._lines = [f"return {name}({passed})"]
+            self._lines = [f"return {behind.name}({', '.join(map(self._passed, behind.given))})"]
         else:
             self._lines = [self._folded(line) for line in self._statements()]
         fused = self._free("fused")
