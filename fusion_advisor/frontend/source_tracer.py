@@ -12,6 +12,7 @@ line.
 
 from __future__ import annotations
 
+import ast
 import dis
 import math
 import re
@@ -34,6 +35,7 @@ from fusion_advisor.ir.source_trace import (
     OPAQUE,
     SEQUENTIAL,
     Activation,
+    Chosen,
     Evaluation,
     ModuleAttributes,
     Moment,
@@ -79,7 +81,9 @@ class Recorder:
         self._frames: list[FrameType] = []  # alive, so that no other frame takes their place
         self._followed: dict[CodeType, bool] = {}  # asked of every call that Python makes
         self._activations: list[Activation] = []
-        self._steps: list[Evaluation | Moment] = []
+        self._steps: list[Evaluation | Chosen | Moment] = []
+        self._chosen: dict[int, frozenset[Span]] = {}
+        """Branches of conditional expressions that each call is evaluating."""
 
     def trail(self, placeholders: tuple[str, ...]) -> Trail:
         """The trail recorded so far."""
@@ -136,6 +140,7 @@ class Recorder:
                 position(caller) if caller else None,
             )
         )
+        frame.f_trace_opcodes = not runs_modules and any(_branches(code))
         return self._turn if runs_modules else self._line
 
     def _turn(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -158,7 +163,12 @@ class Recorder:
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         number = self._numbers[id(frame)]
-        if event == "line":
+        if event == "opcode":
+            around = _branches(frame.f_code)[frame.f_lasti // 2]
+            begun = around - self._chosen.get(number, frozenset())
+            self._steps += (Chosen(number, branch) for branch in sorted(begun))
+            self._chosen[number] = around
+        elif event == "line":
             words = {name: self._word(value) for name, value in frame.f_locals.items()}
             names = {name: word for name, word in words.items() if word is not None}
             self._steps.append(Moment(number, frame.f_lineno, names))
@@ -233,6 +243,33 @@ def _positions(code: CodeType) -> tuple[Span | None, ...]:
         return Span(line, column, end, last)
 
     return tuple(span(*place) for place in code.co_positions())
+
+
+@lru_cache(maxsize=4096)
+def _branches(code: CodeType) -> tuple[frozenset[Span], ...]:
+    """The branches of conditional expressions around each instruction of a function."""
+    every = _conditional(code.co_filename)
+    return tuple(
+        frozenset(branch for branch in every if place and branch.holds(place))
+        for place in _positions(code)
+    )
+
+
+@lru_cache(maxsize=64)
+def _conditional(file: str) -> tuple[Span, ...]:
+    """Both branches of each conditional expression of a file."""
+    tree = ast.parse(Path(file).read_bytes())
+    found = (each for each in ast.walk(tree) if isinstance(each, ast.IfExp))
+    branches = (branch for each in found for branch in (each.body, each.orelse))
+    return tuple(map(_span, branches))
+
+
+def _span(node: ast.expr) -> Span:
+    """Stretch of source of an expression."""
+    end_line, end_column = node.end_lineno, node.end_col_offset
+    assert end_line is not None  # it was parsed from text
+    assert end_column is not None
+    return Span(node.lineno, node.col_offset, end_line, end_column)
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -57,6 +57,15 @@ class Evaluation:
     place: Span
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Step just before a branch of a conditional expression, `a if c else b`, is evaluated: one
+    that makes no node would leave no trace."""
+
+    activation: int
+    branch: Span
+
+
 @row
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -108,7 +117,7 @@ class Trail:
     paths of a module that has several, by its first."""
 
     activations: tuple[Activation, ...]
-    steps: tuple[Evaluation | Moment, ...]
+    steps: tuple[Evaluation | Chosen | Moment, ...]
     placeholders: tuple[str, ...] = ()
     values: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     modules: dict[str, ModuleAttributes] = field(default_factory=dict[str, ModuleAttributes])

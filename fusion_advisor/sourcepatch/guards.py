@@ -211,6 +211,11 @@ class Guards:
         pairs = combinations(words, 2)
         return [*found, *(f"{a} is {b}" for a, b in pairs if words[a] == words[b])]
 
+    def gives_way(self, edit: Edit, run: SourcePlace) -> bool:
+        """Whether a condition of an edit holds in another run of its block, for another branch ran
+        there, of its lines or of a function that they call."""
+        return self._called.branches_otherwise(edit, run)
+
     def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
         """Whether the text that an edit replaces launches other ops in another run of the model."""
         here, other = (_launched(s, place.block, edit) for s in (self.sources, there))

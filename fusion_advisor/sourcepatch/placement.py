@@ -447,10 +447,10 @@ class Placement:
             return finding.name
         return owners.get(there.subject.launches, "")
 
-    def branches_apart(self, edit: Edit, run: SourcePlace) -> bool:
-        """Whether another branch ran in a run of an edit's block, which the edit asks for."""
-        steps = [at.span for at in self.sources.held.get(run, {}).values()]
-        return any(ran != any(map(branch.holds, steps)) for branch, ran in edit.branched)
+    def gives_way(self, edit: Edit, run: SourcePlace) -> bool:
+        """Whether a condition of an edit holds in another run of its block, for another branch ran
+        there."""
+        return self._guards.gives_way(edit, run)
 
     def told_apart(
         self, edits: Sequence[Edit], some: Sequence[SourcePlace], others: Sequence[SourcePlace]
@@ -771,7 +771,7 @@ def _edits(
         for edit, place in product(every, left):
             for other in chosen.get(place, ()):
                 _require_alternatives(edit, other)
-        left -= {p for p in left if all(placement.branches_apart(edit, p) for edit in every)}
+        left -= {p for p in left if all(placement.gives_way(edit, p) for edit in every)}
         told = placement.told_apart(every, [*left], [*edits]) if left else ""
         if left and not told:
             raise NotPlaced(

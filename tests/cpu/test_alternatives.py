@@ -83,6 +83,25 @@ def test_more_than_two_branches_ask_in_turn(tmp_path: Path) -> None:
     assert text.count("return fused\n") == 4
 
 
+CALLED = """
+        def scores(self, s):
+            if self.cap is not None:
+                s = torch.tanh(s / self.cap) * self.cap
+            return s if self.mask is None else s.masked_fill(self.mask, -1e4)
+
+        def forward(self, x):
+            s = self.scores(self.a(x) @ self.b(x).mT * 0.125)
+            return torch.softmax(s, -1) @ x
+"""
+
+
+def test_branches_of_a_function_that_the_lines_call(tmp_path: Path) -> None:
+    kinds = ("plain", "mask", "cap", "mask cap")
+    text = uses(tmp_path, body(kinds, CALLED), turned, "64, 32, 1024")
+    assert text.count("s = scores(s * 0.125)") == 1
+    assert text.count("return fused\n") == 4
+
+
 def test_other_lines_are_another_edit(tmp_path: Path) -> None:
     lines = """
         def forward(self, x):

@@ -15,21 +15,22 @@ from pathlib import Path
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import LENGTH, SEQUENTIAL, Activation
+from fusion_advisor.ir.source_trace import LENGTH, SEQUENTIAL, Activation, Span
 from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
+    COMPREHENDED,
     Block,
     Function,
     SourceFile,
     SourcePlace,
     Sources,
+    assigned,
     names_in,
     span_of,
 )
 from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, is_local
 
-_INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _PLAIN_MARKS = ("staticmethod", "classmethod", "property")
 
 
@@ -147,22 +148,50 @@ class Called:
         called = self._sources.called(place, edit.takes, edit.opened)
         spelling.called = frozenset(called)
         for node in filter(None, nodes):
-            yield from self._asked(self._within(node, own), own, spelling, edit.lines[0])
+            choices = self._within(node, own, place, edit.keeps)
+            yield from self._asked(choices, own, spelling, edit.lines[0])
         for number in called:
             call = self._sources.trail.activations[number]
-            if call.function == SEQUENTIAL or call.function.endswith(_INLINED):
+            if call.function == SEQUENTIAL or call.function.endswith(COMPREHENDED):
                 continue
             path = self._module(call)
             if path is None:
                 yield from self._identity(call, spelling, edit.lines[0])
             else:
                 yield from exchanged(path)
-            if number not in self._known:
-                self._known[number] = self._choices(number)
-            choices = self._known[number]
+            choices = self._asked_in(number)
             if isinstance(choices, str):
                 raise NotPlaced(f"line {edit.lines[0]}: {choices}")
             yield from self._asked(choices, number, spelling, edit.lines[0])
+
+    def branches_otherwise(self, edit: Edit, place: SourcePlace) -> bool:
+        """Whether a question of what an edit takes out, of its lines or of a function that they
+        call, turned out in some run of its block as one of the edit's conditions asks. An edit asks
+        each of them, so that the first that turned out otherwise keeps the source."""
+        asked, own = {*edit.conditions}, place.activation
+        spelling = _AskedSpelling(self._sources, place, edit.lines[0])
+        called = self._sources.called(place, edit.takes, edit.opened)
+        spelling.called = frozenset(called)
+        statements = (self._file(own).statements.get(span) for span, _ in edit.replaced)
+        branches = (each for s in statements if s for each in ast.walk(s))
+        found = [
+            (node.test, self._began(node.body[0], own, place.turns))
+            for node in branches
+            if isinstance(node, ast.If)
+        ]
+        for number in called:
+            choices = self._asked_in(number)
+            for choice in () if isinstance(choices, str) else choices:
+                test = spelling.of(choice.test, number)
+                found += [(test, choice.held)] if test else []
+        turned = ({*map(ast.unparse, otherwise(test, held=not held))} for test, held in found)
+        return any(texts <= asked for texts in turned)
+
+    def _asked_in(self, number: int) -> list[_Choice] | str:
+        """The conditions that a call's function asked; or what it does that no kernel does."""
+        if number not in self._known:
+            self._known[number] = self._choices(number)
+        return self._known[number]
 
     def _asked(
         self, choices: Iterable[_Choice], number: int, spelling: SpellingAtPlace, line: int
@@ -322,31 +351,53 @@ class Called:
                 return why if ".py:" in why else f"{where}: {why}"
         return ""
 
-    def _within(self, node: ast.expr | ast.stmt, number: int) -> Iterator[_Choice]:
-        """Yield the conditions of `a if b else c` of which one branch computes. NotPlaced where a
-        module is taken by a number, or a name, that may be another one later."""
+    def _within(
+        self,
+        node: ast.expr | ast.stmt,
+        number: int,
+        own: SourcePlace | None = None,
+        kept: Callable[[Span], bool] = lambda span: False,
+    ) -> Iterator[_Choice]:
+        """Yield the conditions of `a if b else c`, of those in an `own` place as it ran once,
+        without what is `kept`. NotPlaced where one turned out both ways, or where a module is taken
+        by a number, or a name, that may be another one later."""
+        function = self._sources.code(number)
         for each in ast.walk(node):
             match each:
-                case ast.IfExp(test, body, orelse):
-                    held, other = (self._computes(part, number) for part in (body, orelse))
-                    if held != other:
-                        yield _Choice(test, held)
+                case ast.IfExp(test, body, orelse) if not kept(span_of(each)):
+                    ran = [self._chosen(part, number, own) for part in (body, orelse)]
+                    if all(ran):
+                        asked = f"`{ast.unparse(test)}` turns out either way"
+                        raise NotPlaced(f"{self._where(test, number)}: {asked}")
+                    if any(ran):
+                        yield _Choice(test, held=ran[0])
                 case ast.Subscript(value, index) if not isinstance(index, ast.Constant):
                     names = self._sources.at(each, number) or {}
                     if self._sources.held_module(value, names) is not None:
                         raise NotPlaced(self._unknown(each, number))
+                    if names_in(index) and _is_display(value, function):
+                        asked = f"which part `{ast.unparse(each)}` takes may change"
+                        raise NotPlaced(f"{self._where(each, number)}: {asked}")
                 case ast.Call(ast.Call()) if self._computes(each, number):
                     raise NotPlaced(self._unknown(each.func, number))
                 case _:
                     pass
 
+    def _chosen(self, branch: ast.expr, number: int, own: SourcePlace | None) -> bool:
+        """Whether a branch of a conditional expression was evaluated."""
+        span, chosen = span_of(branch), self._sources.chosen
+        return any(
+            span in chosen.get(place, ())
+            for place in ([own] if own else self._sources.within(number, span))
+        )
+
     def _unknown(self, node: ast.expr, number: int) -> str:
         return f"{self._where(node, number)}: which module `{ast.unparse(node)}` is may change"
 
-    def _began(self, statement: ast.stmt, number: int) -> bool:
-        """Whether a statement of a call's function ran."""
+    def _began(self, statement: ast.stmt, number: int, turns: tuple[int, ...] = ()) -> bool:
+        """Whether a statement of a call's function ran, in some turns of the loops around it."""
         block: Block = self._file(number).block_of(statement)
-        return statement.lineno in self._sources.names.get(SourcePlace(number, block, ()), {})
+        return statement.lineno in self._sources.names.get(SourcePlace(number, block, turns), {})
 
     def _computes(self, node: ast.expr | ast.stmt, number: int) -> bool:
         """Whether a part of the graph was made there."""
@@ -357,3 +408,16 @@ class Called:
             if place in self._sources.held
         )
         return any(any(step in self._sources.made for step in steps) for steps in evaluated)
+
+
+def _is_display(node: ast.expr, function: Function | None) -> bool:
+    """Whether an expression is a display of several values, `(a, b)`, or a name that a function
+    binds to one."""
+    if isinstance(node, ast.Name) and function is not None:
+        return any(
+            isinstance(target, ast.Name) and target.id == node.id and _is_display(value, None)
+            for each in ast.walk(function)
+            for target, value in assigned(each)
+            if value is not None
+        )
+    return isinstance(node, (ast.Tuple, ast.List, ast.Dict, ast.ListComp, ast.DictComp))

@@ -152,8 +152,6 @@ class Edit:
     """Condition under which the source stays as it was: it computes something else then."""
     steering: tuple[str, ...] = ()
     """Conditions under which another branch would run of an `if` that is taken out."""
-    branched: tuple[tuple[Span, bool], ...] = ()
-    """The first branch of each of these, and whether it ran."""
     with_statements: bool = False
     """Whether the kernel's reference may be no substitute for the statements at another call: where
     one function of torch launches several ops, which may be others there, where a number is given,
@@ -398,7 +396,6 @@ class _Rewriter:
             inserted=tuple(sorted(inserted.items())),
             called=called,
             steering=tuple(self._steering(body.index(held[0]))),
-            branched=tuple(self._branched()),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
             opened=tuple(sorted((each.at for each in self._opened), key=lambda each: each.text)),
             lines=(held[0].line, held[-1].end_line),
@@ -505,14 +502,6 @@ class _Rewriter:
             if not plain or any(" or " in text for text in texts):
                 raise NotPlaced(f"line {statement.lineno}: what it asks cannot be asked before")
             yield from texts
-
-    def _branched(self) -> Iterator[tuple[Span, bool]]:
-        """Yield the place of the first branch of each `if` that is taken out, and whether it
-        ran."""
-        for statement in (*self._branches, *self._dropped):
-            ran = statement in self._branches and self._branch(statement) is statement.body
-            first, last = span_of(statement.body[0]), span_of(statement.body[-1])
-            yield replace(first, end_line=last.end_line, end_column=last.end_column), ran
 
     def _tops(self, statement: ast.stmt) -> list[_Top]:
         """The outermost expressions of a statement that belong to the group."""

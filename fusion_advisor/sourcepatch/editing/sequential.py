@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fusion_advisor.ir.source_trace import SEQUENTIAL, Evaluation, Moment, Span, Trail
+from fusion_advisor.ir.source_trace import (
+    SEQUENTIAL,
+    Chosen,
+    Evaluation,
+    Moment,
+    Span,
+    Trail,
+)
 from fusion_advisor.sourcepatch.editing.constructors import Constructors
 from fusion_advisor.sourcepatch.editing.sources import (
     SourceFile,
@@ -73,7 +80,11 @@ class _Runs:
                 self._turn[number] = self._turn.get(number, -1) + 1
                 names = step.names.get("self", ""), step.names.get("module", "")
                 self._words.setdefault(number, []).append(names)
-            place = step.place if isinstance(step, Evaluation) else Span(0, 0, 0, 0)
+            match step:
+                case Evaluation(place=place) | Chosen(branch=place):
+                    pass
+                case Moment():
+                    place = Span(0, 0, 0, 0)
             self.at.append(self._outside(number, place, self._turns(number)))
 
     def is_one(self, number: int | None) -> bool:
@@ -210,7 +221,7 @@ class SpelledOut:
                 span = place(caller, span, turns)
                 activations[number] = replace(call, caller=caller, place=span)
         steps = [
-            Evaluation(number, place(number, span, turns)) if isinstance(step, Evaluation) else step
+            step if isinstance(step, Moment) else type(step)(number, place(number, span, turns))
             for step, (number, span, turns) in zip(trail.steps, runs.at, strict=True)
         ]
         return replace(trail, activations=tuple(activations), steps=tuple(steps))

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 from fusion_advisor.ir.graph import Graph, Node, Ref
-from fusion_advisor.ir.source_trace import Evaluation, Moment, Span, Trail
+from fusion_advisor.ir.source_trace import Chosen, Evaluation, Moment, Span, Trail
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.support.errors import UsageError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+COMPREHENDED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""Ends of the names of comprehensions that run as functions of their own."""
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _KEEPING = ("pointwise", "reduction", "scan", "random")
 
@@ -405,6 +408,8 @@ class Sources:
         """The same by places: of the steps in each, in their order."""
         self.names: dict[SourcePlace, dict[int, dict[str, str]]] = {}
         """In a place, the words of the local names as the statement on a line begins."""
+        self.chosen: dict[SourcePlace, set[Span]] = {}
+        """In a place, the branches of conditional expressions that were evaluated."""
         self.made: dict[int, list[Node]] = {}
         """Nodes that each evaluation launched."""
         for node in graph.nodes:
@@ -654,6 +659,10 @@ class Sources:
                 if (call.file, call.function) in evaluating:
                     self._moment(step)
                 continue
+            if isinstance(step, Chosen):
+                self.standing.append({})
+                self._choice(step)
+                continue
             found: dict[SourcePlace, ExpressionPosition] = {}
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
                 found |= self.within(activation, span)
@@ -695,6 +704,14 @@ class Sources:
                 place = self._place(step.activation, file, around[: depth + 1])
                 self._begun.setdefault(step.activation, place.block)
                 self.names.setdefault(place, {}).setdefault(step.line, step.names)
+
+    def _choice(self, step: Chosen) -> None:
+        """Note a branch where it stands, in a comprehension in what holds that."""
+        calls, at = self.trail.activations, step.activation
+        while calls[at].function.endswith(COMPREHENDED) and calls[at].caller is not None:
+            at = cast("int", calls[at].caller)
+        for place in self.within(at, step.branch):
+            self.chosen.setdefault(place, set()).add(step.branch)
 
     def within(self, activation: int, span: Span) -> dict[SourcePlace, ExpressionPosition]:
         """The places of one call that hold a stretch of its function."""
