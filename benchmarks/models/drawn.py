@@ -8,8 +8,9 @@ random weights. Text is called as a tokenizer gives it: token ids and a padding 
 half of them have a hole in one row of; the cache is the model's own. Each way of each model has a
 process and empty caches of compilers of its own, several of which prepare at a time; one measures
 at a time. `first` is the first call's seconds. A step is the wall time of steps that follow each
-other, the median of seven batches that the ways take in turn, since the host's speed changes; what
-a way computes is held to eager's first result.
+other, the median of seven batches that the ways take in turn, each on the same core: launches took
+1.8 times as long on the first core of one host as on another. What a way computes is held to
+eager's first result.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -84,6 +85,8 @@ def child(row: Row) -> None:
         try:
             if step is not None and not row.failure:
                 if not spent:
+                    cores = sorted(os.sched_getaffinity(0))
+                    os.sched_setaffinity(0, {cores[len(cores) // 2]})
                     warmed(step)
                 spent += batches(step, rounds=1)
                 row.ms = statistics.median(spent)

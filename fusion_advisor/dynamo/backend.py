@@ -51,7 +51,12 @@ import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, loosen_views, substitute
 from fusion_advisor.dynamo.measured import Stopwatch, on_gpu
-from fusion_advisor.dynamo.options import BackendOptions, inner_compiler, options_of
+from fusion_advisor.dynamo.options import (
+    BackendOptions,
+    channels_last,
+    inner_compiler,
+    options_of,
+)
 from fusion_advisor.dynamo.partition import Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
@@ -286,7 +291,7 @@ def _compiled_to_train(
         try:
             lowered = record(copied(graph))
             target = target_of(inputs, options, anywhere=anywhere)
-            outcome = _divided(lowered, target, options, anywhere=anywhere)
+            outcome = _divided(lowered, target, options, anywhere=anywhere, training=True)
         except Exception as error:
             if _strict():
                 raise
@@ -333,11 +338,17 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 
 
 def _divided(
-    lowered: Lowered, target: Target, options: BackendOptions, *, anywhere: bool
+    lowered: Lowered,
+    target: Target,
+    options: BackendOptions,
+    *,
+    anywhere: bool,
+    training: bool = False,
 ) -> Outcome:
     """Put calls of our kernels into a lowered graph."""
     rulebook, device = target.rulebook, target.device
-    compiler = replace(options.compiler, timed=target.compiler is not None)
+    laid_out = channels_last(lowered.module, options.patches, training=training)
+    compiler = replace(options.compiler, timed=target.compiler is not None, channels_last=laid_out)
     division = divide(lowered.graph, device, rulebook, compiler, (target.chosen,))
     places: Sequence[Occurrence] = division.places
     if target.gpu is not None:

@@ -88,6 +88,20 @@ def inner_compiler(name: str | Inner, patches: Mapping[str, Any]) -> Inner:
     return inductor
 
 
+def channels_last(
+    module: torch.fx.GraphModule, patches: Mapping[str, Any] | None, *, training: bool
+) -> bool:
+    """Whether Inductor, with some settings, lays out the convolutions of a graph with channels
+    last; False where the rest is not Inductor's."""
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    with config.patch(dict(patches or {})):
+        return patches is not None and GraphLowering.decide_layout_opt(
+            module, is_inference=not training
+        )
+
+
 def alone(patches: Mapping[str, Any]) -> tuple[Inner, str]:
     """Inductor for what is timed, without CUDA graphs, and a digest of its settings."""
     from torch._inductor import config

@@ -30,13 +30,15 @@ class InnerCompiler:
     where launches are replayed by a CUDA graph. With `take_all` every accepted group is taken,
     whether its kernel wins or not: for comparisons and tests. `baseline`: savings are against this
     compiler, not against eager. `timed`: kernels are timed beside this compiler's before they are
-    placed, so that those that may win are offered, too."""
+    placed, so that those that may win are offered, too. `channels_last`: it lays convolutions of
+    this graph out so."""
 
     tuned: bool = False
     graphed: bool = False
     take_all: bool = False
     baseline: bool = False
     timed: bool = False
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,9 @@ def _divided(
     for instance in finding.instances:
         decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
         weighed = compare_with_inductor(
-            decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed
-        )
+            decision, rulebook,
+            tuned=compiler.tuned, graphed=compiler.graphed, channels_last=compiler.channels_last,
+        )  # fmt: skip
         over_eager = decision.unfused_us - decision.fused_us
         over_inductor = max(weighed.inductor_us - weighed.ours_us, 0.0)
         saved_us = over_inductor if compiler.baseline else over_eager

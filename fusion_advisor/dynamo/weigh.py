@@ -12,12 +12,16 @@ could have put into the region's kernel then needs a launch of its own; a tensor
 read again, and written only for that if nobody else wants it. All such neighbours are charged for,
 as if Inductor fused each of them.
 
+Where Inductor lays out convolutions with channels last, what is computed between them has that
+layout, and is copied for an op that was traced with another one. These copies are charged for, too.
+
 Without CUDA graphs a call also costs the host more than a kernel that Inductor launches itself.
 What the kernel's own time on the GPU does not hide of it is charged for too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusion_advisor.cost.dataflow import Dataflow
@@ -31,6 +35,9 @@ from fusion_advisor.schedules.base import Plan
 INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
 """Patterns of launches that Inductor fuses with their neighbours; what has no model is taken to be
 one of them."""
+
+CHANNELS_LAST = (4, 5)
+"""Dimensions of a tensor that may have its channels last in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +90,16 @@ class InductorComparison:
 
 
 def compare_with_inductor(
-    decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool
+    decision: Decision,
+    rulebook: Rulebook,
+    *,
+    tuned: bool,
+    graphed: bool,
+    channels_last: bool = False,
 ) -> InductorComparison:
     """Weigh one occurrence of an accepted group with a plan. `tuned`: Inductor measures its choices
-    (max-autotune); `graphed`: launches are replayed by a CUDA graph."""
+    (max-autotune); `graphed`: launches are replayed by a CUDA graph; `channels_last`: Inductor lays
+    convolutions out so."""
     subject, rules = decision.subject, rulebook.inductor
     plan, device = subject.plan, subject.device
     assert plan is not None
@@ -95,6 +108,9 @@ def compare_with_inductor(
     slower = _slower(plan, rules).of(narrow=_narrow(plan.region), tuned=tuned)
     blocked_bytes, kept_bytes, launches = _blocked(subject.flow, subject.border)
     crossing = (*subject.border.inputs, *subject.border.outputs)
+    for ref in _laid_out_anew(subject.flow, subject.border) if channels_last else ():
+        blocked_bytes += 2 * subject.flow.annotated.tensors[ref].bytes
+        launches += 1
     blocked_us = 1e6 * blocked_bytes / device.bandwidth + launches * device.times.launch.value
     return InductorComparison(
         inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
@@ -157,6 +173,42 @@ def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int, int]:
         moved += tensors[ref].bytes * (len(fused) + (users == fused))
         kept += tensors[ref].bytes * (users == fused)
     return moved, kept, len(neighbours)
+
+
+def _laid_out_anew(flow: Dataflow, border: Boundary) -> Iterator[Ref]:
+    """Yield the operands that a convolution makes, and the results that one reads, with nothing but
+    launches between that Inductor fuses: each has another layout there."""
+    yield from (ref for ref in border.inputs if _of_convolution(flow, flow.base(ref)))
+    yield from (ref for ref in border.outputs if _for_convolution(flow, ref))
+
+
+def _of_convolution(flow: Dataflow, ref: Ref) -> bool:
+    if len(flow.annotated.tensors[ref].shape) not in CHANNELS_LAST:
+        return False
+    maker = flow.position[ref.node]
+    if _is_convolution(flow, maker):
+        return True
+    return _inlined(flow, maker) and any(
+        _of_convolution(flow, given) for given in flow.nodes[maker].refs()
+    )
+
+
+def _for_convolution(flow: Dataflow, ref: Ref) -> bool:
+    if len(flow.annotated.tensors[ref].shape) not in CHANNELS_LAST:
+        return False
+    uses = [use for use in flow.uses(ref) if use >= 0]
+    return any(_is_convolution(flow, use) for use in uses) or any(
+        _for_convolution(flow, Ref(flow.nodes[use].name, number))
+        for use in uses
+        if _inlined(flow, use)
+        for number, made in enumerate(flow.nodes[use].outputs)
+        if made
+    )
+
+
+def _is_convolution(flow: Dataflow, number: int) -> bool:
+    node = flow.nodes[number]
+    return node.kind == "call" and flow.annotated.costs[node.name].pattern == "convolution"
 
 
 def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune, are_kept
-from fusion_advisor.dynamo.options import alone, options_of
+from fusion_advisor.dynamo.options import alone, channels_last, options_of
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.processes import Ranks
 from fusion_advisor.dynamo.target import Target
@@ -269,6 +269,41 @@ def test_what_inductor_would_have_fused_is_charged() -> None:
     assert cut.blocked_bytes == 2 * x.numel() * 2
     assert cut.blocked_us > 1e6 * cut.blocked_bytes / RULES.device("h200").bandwidth
     assert not cut.wins
+
+
+def test_copies_into_another_layout_are_charged() -> None:
+    """Inductor has the channels of convolutions last in memory; our kernel was planned for another
+    layout of what one makes and what one reads."""
+    x = torch.empty(16, 128, 56, 56, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(128, 128, 1, 1, dtype=torch.bfloat16, device="meta")
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return by_hand(F.conv2d(x, weight)) * 2.0
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(normed(x), weight)
+
+    def last(x: torch.Tensor) -> torch.Tensor:
+        return normed(x) @ x.new_empty(56, 56)
+
+    launches, size = slice(1, -1), x.numel() * 2
+    for function, copies in ((chain, 2), (last, 1)):
+        known = weighed(function, x, parts=launches)
+        laid_out = weighed(function, x, parts=launches, channels_last=True)
+        assert laid_out.blocked_bytes - known.blocked_bytes == copies * 2 * size
+        assert laid_out.blocked_us > known.blocked_us
+
+
+@pytest.mark.parametrize(("size", "last"), [(64, True), (1, True), (0, False)])
+def test_whether_channels_are_last_is_inductors_to_say(size: int, last: bool) -> None:
+    def graph(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.relu(F.conv2d(x, weight)) if size else torch.relu(x)
+
+    x = torch.empty(4, 128, 8 * size or 8, 8, device="meta")
+    module = make_fx(graph)(x, torch.empty(128, 128, 3, 3, device="meta"))
+    assert channels_last(module, {}, training=False) is last
+    assert not channels_last(module, {"layout_optimization": False}, training=False)
+    assert not channels_last(module, None, training=True)
 
 
 def test_attention_that_is_written_out_is_inductors() -> None:
