@@ -241,6 +241,7 @@ def table(rows: Sequence[Row]) -> str:
         "|---" * (len(WAYS) + 6 + len(OURS)) + "|",
     ]  # fmt: skip
     ratios: dict[str, list[float]] = {way: [] for way in OURS}
+    alike: list[float] = []
     failed: list[str] = []
     for kind in dict.fromkeys(row.kind for row in rows):
         at = {row.way: row for row in rows if row.kind == kind}
@@ -248,9 +249,12 @@ def table(rows: Sequence[Row]) -> str:
         if len(at) < len(WAYS) or any(row.failure for row in at.values()):
             continue
         one, best = next(iter(at.values())), min(at["eager"].ms, at["compile"].ms)
+        beside = " | ".join(f"{best / at[way].ms:.3f}" for way in OURS)
         for way in OURS:
-            ratios[way].append(best / at[way].ms)
-        beside = " | ".join(f"{ratios[way][-1]:.3f}" for way in OURS)
+            if at[way].said.startswith("0 of ") and at[way].said.endswith("none"):
+                alike.append(at["compile"].ms / at[way].ms)
+            else:
+                ratios[way].append(best / at[way].ms)
         said = " / ".join(at[way].said for way in OURS)
         steps = " | ".join(f"{at[way].ms:.3f}" for way in WAYS)
         first = ", ".join(f"{at[way].first:.1f}" for way in WAYS[1:])
@@ -263,7 +267,11 @@ def table(rows: Sequence[Row]) -> str:
         if found:
             mean = math.exp(statistics.fmean(map(math.log, found)))
             below = sum(ratio < 0.98 for ratio in found)
-            lines += ["", f"{way}, {len(found)} models: {mean:.3f}, {below} below 0.98."]
+            count = f"{len(found)} models with something of ours"
+            lines += ["", f"{way}, {count}: {mean:.3f}, {below} below 0.98."]
+    if alike:
+        apart = f"{min(alike):.3f} to {max(alike):.3f} of it"
+        lines += ["", f"Compile beside the same program, {len(alike)} times: {apart}."]
     return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
 
 
