@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import chain, count
 
 import libcst as cst
@@ -75,20 +75,34 @@ def in_one(text: str) -> str:
     """The text of an emitted file with what it imports of the files beside it in its place: the
     definitions of all of them, which give no name to two things."""
     module = cst.parse_module(text)
-    host = cst.parse_module(texts()[f"{RUNTIME}.py"])
-    device = cst.parse_module(texts()[f"{DEVICE}.py"])
     own = [s for s in module.body if not _of_the_package(s)]
     if len(own) == len(module.body):
         return text  # of an earlier version, which stood alone
     named = {s.name.value for s in own if isinstance(s, cst.FunctionDef)}
     shared = [
-        s
-        for each in (host, device)
-        for s in each.body
-        if not _of_the_package(s) and not (isinstance(s, cst.FunctionDef) and s.name.value in named)
+        s for s in _shipped() if not (isinstance(s, cst.FunctionDef) and s.name.value in named)
     ]
     said, rest = own[:1], own[1:]
-    return module.with_changes(body=[*said, *shared, *rest]).visit(_Unhosted()).code
+    return module.with_changes(body=[*said, *shared, *map(_unhosted, rest)]).code
+
+
+@cache
+def _shipped() -> tuple[cst.BaseStatement, ...]:
+    """The statements of the files that stand beside every emitted one."""
+    modules = (cst.parse_module(texts()[f"{name}.py"]) for name in (RUNTIME, DEVICE))
+    return tuple(
+        _unhosted(statement)
+        for module in modules
+        for statement in module.body
+        if not _of_the_package(statement)
+    )
+
+
+def _unhosted(statement: cst.BaseStatement) -> cst.BaseStatement:
+    """A statement with `host.NAME` spelled as NAME."""
+    changed = statement.visit(_Unhosted())
+    assert isinstance(changed, cst.BaseStatement)
+    return changed
 
 
 def _of_the_package(statement: cst.CSTNode) -> bool:
@@ -124,7 +138,7 @@ class _File:
     """A file's tree: what its top-level names are bound to, and where they are used."""
 
     def __init__(self, text: str) -> None:
-        wrapper = MetadataWrapper(cst.parse_module(text))
+        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)  # no node twice
         self.module = wrapper.module
         scope = wrapper.resolve(ScopeProvider)[self.module]
         assert scope is not None  # a module has one
@@ -184,6 +198,13 @@ class _File:
         return {_import_of(node, name) for node in self.bound(name)}
 
 
+@lru_cache(maxsize=64)
+def _emitted(text: str) -> _File:
+    """An emitted file with what it needs of those beside it, read once for every edit that is
+    tried."""
+    return _File(in_one(text))
+
+
 class _Library:
     """Definitions that launchers need from their files, under names that are unused in the
     model's file."""
@@ -213,7 +234,7 @@ class _Library:
 
     def add(self, launcher: str, text: str) -> str:
         """Takes in a launcher with what it needs of its file; its name here."""
-        file = _File(in_one(text))
+        file = _emitted(text)
         self._taken |= file.identifiers - set(file.names)
         start = len(self._body)
         name = self._definition(file, launcher, launcher, {})
