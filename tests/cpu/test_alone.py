@@ -86,6 +86,7 @@ def test_all_kernels_of_a_folder_are_checked(tmp_path: Path) -> None:
     assert all(line.endswith("near enough") for line in lines)
 
 
+@pytest.mark.deep
 def test_a_wrong_kernel_is_too_far(tmp_path: Path) -> None:
     text = named("softmax").text
     wrong = text.replace("share_of(e, sum_1)", "share_of(e, sum_1 + 1e-3)")

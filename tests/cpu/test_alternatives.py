@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from .test_other_uses import uses
@@ -76,6 +77,7 @@ def test_every_branch_has_its_kernel(tmp_path: Path) -> None:
     assert text.count("return fused\n") == 2
 
 
+@pytest.mark.deep
 def test_more_than_two_branches_ask_in_turn(tmp_path: Path) -> None:
     kinds = ("plain", "mask", "cap", "mask cap")
     text = uses(tmp_path, body(kinds, ATTENTION), turned, "64, 32, 1024")

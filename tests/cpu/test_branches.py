@@ -115,6 +115,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_each_branch_gives_what_the_original_gives(name: str, tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:

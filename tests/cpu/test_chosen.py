@@ -25,6 +25,7 @@ OWN = """
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("around", "lines", "asked"),
     [
@@ -50,6 +51,7 @@ def test_a_branch_that_computes_nothing_is_asked_for(
         assert lines in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "lines", ["s = (s, t)[self.flag]", "both = [s, s * 2.0]; s = both[self.flag]"]
 )

@@ -64,6 +64,7 @@ ATTENTION = """
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["Attention", "Biased"])
 def test_a_product_of_a_method_is_made_beside_the_kernel(kind: str, tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
@@ -219,6 +220,7 @@ def used(file: Any) -> list[object]:
     return results
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPENED)
 def test_what_a_call_computes_beside_a_kernel_is_made_once(name: str, tmp_path: Path) -> None:
     text = uses(tmp_path, OPENED[name], used, "8, 512, 1024", resized=True)
@@ -227,6 +229,7 @@ def test_what_a_call_computes_beside_a_kernel_is_made_once(name: str, tmp_path: 
     assert "torch.is_grad_enabled()" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_may_not_be_made_again_is_left_where_it_was(name: str, tmp_path: Path) -> None:
     text = uses(tmp_path, KEPT[name], used, "8, 512, 1024", resized=True)

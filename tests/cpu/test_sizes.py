@@ -523,6 +523,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.deep
 def test_kernels_of_one_text_are_chosen_by_what_they_are_given(tmp_path: Path) -> None:
     """A group norm's kernel holds its channels, and eager copies what lies out of order: three
     calls of one text need three kernels."""
