@@ -257,10 +257,16 @@ def _branches(code: CodeType) -> tuple[frozenset[Span], ...]:
 
 @lru_cache(maxsize=64)
 def _conditional(file: str) -> tuple[Span, ...]:
-    """Both branches of each conditional expression of a file."""
-    tree = ast.parse(Path(file).read_bytes())
-    found = (each for each in ast.walk(tree) if isinstance(each, ast.IfExp))
-    branches = (branch for each in found for branch in (each.body, each.orelse))
+    """Both branches of each `a if b else c` of a file, and what `a and b` evaluates at times."""
+    branches: list[ast.expr] = []
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        match node:
+            case ast.IfExp(body=body, orelse=orelse):
+                branches += (body, orelse)
+            case ast.BoolOp(values=[_, *rest]):
+                branches += rest
+            case _:
+                pass
     return tuple(map(_span, branches))
 
 

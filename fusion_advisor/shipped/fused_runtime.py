@@ -302,9 +302,8 @@ def inlined(kernel, warps, *floats):
     Inductor hands floats over in 64 bits, in which the kernel would compute."""
     if floats:
         tree = ast.parse(inspect.getsource(kernel.fn))
-        for each in tree.body[0].args.args:
-            if each.arg in floats:
-                each.annotation = ast.parse("tl.constexpr", mode="eval").body
+        for each in [each for each in tree.body[0].args.args if each.arg in floats]:
+            each.annotation = ast.parse("tl.constexpr", mode="eval").body
         text = ast.unparse(tree)
         file = f"<{kernel.__module__}.{kernel.__name__}, {', '.join(floats)} constant>"
         linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file

@@ -36,6 +36,8 @@ OWN = """
         (CALLED, "s = getattr(s, 'sin' if self.flag else 'cos')()", ""),
         (CALLED, "act = torch.sin if self.flag else torch.cos; s = act(s)", "or flag"),
         (CALLED, "s, _ = [u if not self.flag else u * 2 for u in (s, t)]", "or flag"),
+        (CALLED, "s = (self.flag and (s * 2.0,) or (s,))[0]", ""),
+        (CALLED, "c = self.cap or 2.0; s = s * c", "or cap"),
         (OWN, "s = (s if self.cap is None else s * self.cap) * 2.0", "if self.cap is not None"),
         (OWN, "s = torch.sigmoid(t if self.flag else s) * s", "if self.flag"),
     ],

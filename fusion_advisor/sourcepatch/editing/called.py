@@ -11,7 +11,9 @@ import ast
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
@@ -371,6 +373,9 @@ class Called:
                         raise NotPlaced(f"{self._where(test, number)}: {asked}")
                     if any(ran):
                         yield _Choice(test, held=ran[0])
+                case ast.BoolOp(sign, values) if not kept(span_of(each)):
+                    if not self._is_test(each, number):
+                        yield from self._short(sign, values, number, own)
                 case ast.Subscript(value, index) if not isinstance(index, ast.Constant):
                     names = self._sources.at(each, number) or {}
                     if self._sources.held_module(value, names) is not None:
@@ -382,6 +387,24 @@ class Called:
                     raise NotPlaced(self._unknown(each.func, number))
                 case _:
                     pass
+
+    def _short(
+        self, sign: ast.boolop, values: Sequence[ast.expr], number: int, own: SourcePlace | None
+    ) -> Iterator[_Choice]:
+        """Yield the conditions of `a and b` that were asked: each but the last that was."""
+        for test, value in pairwise(values):
+            on = self._chosen(value, number, own)
+            yield _Choice(test, held=on == isinstance(sign, ast.And))
+            if not on:
+                return
+
+    def _is_test(self, node: ast.expr, number: int) -> bool:
+        """Whether an expression is all that a statement or `a if b else c` asks, or a part of
+        that."""
+        parents = self._file(number).parents
+        while isinstance(parents[node], ast.BoolOp | ast.UnaryOp):
+            node = cast("ast.expr", parents[node])
+        return getattr(parents[node], "test", None) is node
 
     def _chosen(self, branch: ast.expr, number: int, own: SourcePlace | None) -> bool:
         """Whether a branch of a conditional expression was evaluated."""
