@@ -110,6 +110,8 @@ class Recorder:
     def following(self) -> Generator[None, None, None]:
         """Follow every call while the block runs."""
         before = sys.gettrace()
+        # Python 3.12 reports instructions where the frame that begins the trace wants them.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._call)
         try:
             yield
@@ -248,10 +250,11 @@ def _positions(code: CodeType) -> tuple[Span | None, ...]:
 @lru_cache(maxsize=4096)
 def _branches(code: CodeType) -> tuple[frozenset[Span], ...]:
     """The branches of conditional expressions around each instruction of a function."""
-    every = _conditional(code.co_filename)
+    places = _positions(code)
+    lines = {place.line for place in places if place}
+    every = [each for each in _conditional(code.co_filename) if each.line in lines]
     return tuple(
-        frozenset(branch for branch in every if place and branch.holds(place))
-        for place in _positions(code)
+        frozenset(branch for branch in every if place and branch.holds(place)) for place in places
     )
 
 
