@@ -722,8 +722,9 @@ def _read(
     for step, _ in sources.taken(place, edit.takes, edit.opened):
         made = sources.made.get(step, ())
         decisive = any(node.name in renumbered for node in made)
-        plain = decisive or any(node.op not in SIZED for node in made)
-        for number in reader.read(step, place, edit.lines[0]) if made else ():
+        converts = not made and reader.converts(step)  # into the dtype that a tensor has
+        plain = decisive or converts or any(node.op not in SIZED for node in made)
+        for number in reader.read(step, place, edit.lines[0]) if made or converts else ():
             if plain or number.of == "module":  # sizes that follow from tensors' are no numbers
                 yield number, decisive
 

@@ -30,7 +30,7 @@ HEAD = """
             self.register_buffer("mask", mask, persistent=False)
             self.register_buffer("kept", None if mask is None else mask[0].float())
             self.cap = 5.0 if "cap" in kind else None
-            self.flag = "flag" in kind
+            self.flag, self.extra, self.dtype = "flag" in kind, [], torch.float32
 """
 ATTENTION = """
         def weights(self, q, k):

@@ -38,6 +38,10 @@ OWN = """
         (CALLED, "s, _ = [u if not self.flag else u * 2 for u in (s, t)]", "or flag"),
         (CALLED, "s = (self.flag and (s * 2.0,) or (s,))[0]", ""),
         (CALLED, "c = self.cap or 2.0; s = s * c", "or cap"),
+        (CALLED, "s = s.to(self.dtype)", "or dtype is not torch.float32"),
+        (CALLED, "s = sum(self.extra, s)", "or extra != []"),
+        (CALLED, "s = next((f(s) for f in self.extra), s)", "or extra != []"),
+        (CALLED, "s = torch.stack([s, *self.extra]).sum(0)", "or extra != []"),
         (OWN, "s = (s if self.cap is None else s * self.cap) * 2.0", "if self.cap is not None"),
         (OWN, "s = torch.sigmoid(t if self.flag else s) * s", "if self.flag"),
     ],
@@ -55,7 +59,12 @@ def test_a_branch_that_computes_nothing_is_asked_for(
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "lines", ["s = (s, t)[self.flag]", "both = [s, s * 2.0]; s = both[self.flag]"]
+    "lines",
+    [
+        "s = (s, t)[self.flag]",
+        "both = [s, s * 2.0]; s = both[self.flag]",
+        "both = [s, t]; both.reverse() if self.flag else None; s = both[0]",
+    ],
 )
 def test_an_index_that_may_change_keeps_its_line(tmp_path: Path, lines: str) -> None:
     text = uses(tmp_path, body(("plain",), CALLED.format(lines=lines)), turned, "64, 32, 1024")

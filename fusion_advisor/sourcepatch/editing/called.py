@@ -8,6 +8,7 @@ computing a kernel does not do.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import cast
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import LENGTH, SEQUENTIAL, Activation, Span
+from fusion_advisor.ir.source_trace import LENGTH, OPAQUE, SEQUENTIAL, Activation, Span
 from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -28,6 +29,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     SourcePlace,
     Sources,
     assigned,
+    held_path,
     names_in,
     span_of,
 )
@@ -376,15 +378,20 @@ class Called:
                 case ast.BoolOp(sign, values) if not kept(span_of(each)):
                     if not self._is_test(each, number):
                         yield from self._short(sign, values, number, own)
-                case ast.Subscript(value, index) if not isinstance(index, ast.Constant):
+                case ast.Subscript(value, index):
                     names = self._sources.at(each, number) or {}
-                    if self._sources.held_module(value, names) is not None:
+                    fixed = isinstance(index, ast.Constant)
+                    if not fixed and self._sources.held_module(value, names) is not None:
                         raise NotPlaced(self._unknown(each, number))
-                    if names_in(index) and _is_display(value, function):
+                    if _is_open(value, index, function) and not kept(span_of(each)):
                         asked = f"which part `{ast.unparse(each)}` takes may change"
                         raise NotPlaced(f"{self._where(each, number)}: {asked}")
                 case ast.Call(ast.Call()) if self._computes(each, number):
                     raise NotPlaced(self._unknown(each.func, number))
+                case ast.Starred(iterated) | ast.comprehension(iter=iterated):
+                    yield from self._contents([iterated], number)
+                case ast.Call(ast.Name(name), given) if hasattr(builtins, name):
+                    yield from self._contents(given, number)
                 case _:
                     pass
 
@@ -414,6 +421,29 @@ class Called:
             for place in ([own] if own else self._sources.within(number, span))
         )
 
+    def _contents(self, iterated: Sequence[ast.expr], number: int) -> Iterator[_Choice]:
+        """Yield the conditions that containers which a module holds have what they had, where their
+        elements are computed with. NotPlaced where that has no text. Numbers alone are asked for
+        where they are read."""
+        for node in (each for whole in iterated for each in ast.walk(whole)):
+            names = self._sources.at(node, number) if isinstance(node, ast.Attribute) else None
+            path = held_path(node, names) if names and isinstance(node, ast.Attribute) else None
+            text = "" if path is None else self._plain(path)
+            if text == OPAQUE:
+                asked = f"`{ast.unparse(node)}` may hold something else"
+                raise NotPlaced(f"{self._where(cast('ast.expr', node), number)}: {asked}")
+            if text[:1] in ("[", "(") and not re.search(r"\d", text):
+                held = ast.parse(text, mode="eval").body
+                yield _Choice(ast.Compare(cast("ast.expr", node), [ast.Eq()], [held]), held=True)
+
+    def _plain(self, path: str) -> str:
+        """The text of what a module holds at a path; empty for a tensor or a module."""
+        modules, parts = self._sources.trail.modules, path.split(".")
+        for count in range(len(parts) - 1, -1, -1):
+            if (within := ".".join(parts[:count])) in modules:
+                return modules[within].plain.get(".".join(parts[count:]), "")
+        return ""
+
     def _unknown(self, node: ast.expr, number: int) -> str:
         return f"{self._where(node, number)}: which module `{ast.unparse(node)}` is may change"
 
@@ -431,6 +461,31 @@ class Called:
             if place in self._sources.held
         )
         return any(any(step in self._sources.made for step in steps) for steps in evaluated)
+
+
+def _is_open(value: ast.expr, index: ast.expr, function: Function | None) -> bool:
+    """Whether another element of a display may stand at an index at another call."""
+    if not _is_display(value, function):
+        return False
+    changed = (
+        isinstance(value, ast.Name)
+        and function is not None
+        and any(_changes(each, value.id) for each in ast.walk(function))
+    )
+    return changed or bool(names_in(index))
+
+
+def _changes(node: ast.AST, name: str) -> bool:
+    """Whether a node may change a list that has a name: by a method, or an element."""
+    match node:
+        case ast.Attribute(ast.Name(of)):
+            return of == name
+        case ast.Subscript(ast.Name(of), ctx=ast.Store() | ast.Del()):
+            return of == name
+        case ast.AugAssign(ast.Name(of)):
+            return of == name
+        case _:
+            return False
 
 
 def _is_display(node: ast.expr, function: Function | None) -> bool:

@@ -85,6 +85,18 @@ class HeldNumbers:
             if numbered or number.of != "object":
                 yield number
 
+    def converts(self, step: int) -> bool:
+        """Whether an evaluation is a call that gives a tensor in a dtype."""
+        made = self._trail.steps[step]
+        if not isinstance(made, Evaluation):
+            return False
+        file = self.sources.file(self._trail.activations[made.activation].file)
+        match file.expressions.get(made.place):
+            case ast.Call(ast.Attribute(attr="to" | "type" | "type_as")):
+                return True
+            case _:
+                return False
+
     def computed(self, activation: int, span: Span) -> bool:
         """Whether a part of the graph is computed there."""
         return (activation, span) in self._computed
