@@ -260,21 +260,24 @@ def _branches(code: CodeType) -> tuple[frozenset[Span], ...]:
 
 @lru_cache(maxsize=64)
 def _conditional(file: str) -> tuple[Span, ...]:
-    """Both branches of each `a if b else c` of a file, and what `a and b` evaluates at times."""
-    branches: list[ast.expr] = []
+    """Both branches of each `a if b else c` of a file, what `a and b` evaluates at times, and the
+    body of an `if` on one line, of which no line tells."""
+    branches: list[ast.expr | ast.stmt] = []
     for node in ast.walk(ast.parse(Path(file).read_bytes())):
         match node:
             case ast.IfExp(body=body, orelse=orelse):
                 branches += (body, orelse)
             case ast.BoolOp(values=[_, *rest]):
                 branches += rest
+            case ast.If(body=[first, *_]) if first.lineno == node.lineno:
+                branches.append(first)
             case _:
                 pass
     return tuple(map(_span, branches))
 
 
-def _span(node: ast.expr) -> Span:
-    """Stretch of source of an expression."""
+def _span(node: ast.expr | ast.stmt) -> Span:
+    """Stretch of source of an expression or a statement."""
     end_line, end_column = node.end_lineno, node.end_col_offset
     assert end_line is not None  # it was parsed from text
     assert end_column is not None

@@ -35,7 +35,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     span_of,
     spelled,
 )
-from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace
+from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, binds, parameters
 from fusion_advisor.sourcepatch.given import Held
 from fusion_advisor.sourcepatch.other_sizes import SIZED
 
@@ -491,11 +491,15 @@ class Guards:
                     if there and text is not None:
                         yield f"{text}.{name} is None"
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
+            # What has no parameters is its numbers, those that are the op's defaults included.
+            alone = held.kind.startswith("torch.nn.") and "Dropout" not in held.kind
+            alone &= not any(each.startswith(f"{path}.") for each in trail.placeholders)
             for name in held.inherited if held.file else held.plain:
                 value = held.plain[name]
                 if (path, name) in given_too:
                     continue
-                if value not in given and value != "None" and not value.startswith("'"):
+                named = value in given or value == "None" or value.startswith("'")
+                if not (named or (alone and name.isidentifier())):
                     continue
                 if text is None:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
@@ -549,8 +553,9 @@ class Guards:
             if ref is None or function is None:
                 continue
             other = first.setdefault(ref, name)
+            line = edit.lines[0]
             if name != other and not (
-                _follows(function, name, other) or _follows(function, other, name)
+                _follows(function, name, other, line) or _follows(function, other, name, line)
             ):
                 yield f"{name} is not {other}"
         trail, tied = self.sources.trail, dict[tuple[str, ...], str]()
@@ -586,6 +591,14 @@ class Guards:
                     for each in given
                     if isinstance(each, ast.Attribute) and each.attr == "training"
                 )
+        for path in sorted(self._called.modules(place, edit)):
+            held = self.sources.trail.modules.get(path)
+            share = held.plain.get("p", "") if held and "Dropout" in held.kind else ""
+            if share in _DROPPING_NOTHING:
+                text = spelled(self.sources.trail, path, names)
+                if text is None:
+                    raise NotPlaced(f"line {edit.lines[0]}: whether {path} drops cannot be asked")
+                yield f"{text}.p != {share}"
 
     # Another number.
 
@@ -658,6 +671,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module that hold what runs when it is called, beside `forward`."""
 _PARAMETERS = ("weight", "bias")
 """Parameters that torch's modules may be built without."""
+_DROPPING_NOTHING = ("0", "0.0", "False")
+"""Shares of a dropout that drops nothing, and whether it trains."""
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
 """Attributes of tensors that give or take a dtype."""
 
@@ -679,15 +694,27 @@ def _another_module(text: str, held: Collection[_Kind]) -> Iterator[str]:
         yield none_of(f"len({text})", sorted(lengths))
 
 
-def _follows(function: Function, name: str, other: str) -> bool:
-    """Whether a name is always bound to what another one has, or to what that hands on:
-    `residual = x`, `y = x.float()`."""
-    bound = [
-        value
+def _follows(function: Function, name: str, other: str, line: int) -> bool:
+    """Whether a name is always bound to what another one has as a line begins, or to what that
+    hands on: `residual = x`, `y = x.float()`, and nothing in between binds either."""
+    pairs = [
+        (node, value)
         for node in ast.walk(function)
         for target, value in assigned(node)
         if isinstance(target, ast.Name) and target.id == name
     ]
+    bound = [value for _, value in pairs]
+    since = min((getattr(node, "lineno", 0) for node, _ in pairs), default=0)
+    again = [
+        node
+        for node in ast.walk(function)
+        if binds(node, name) or (binds(node, other) and getattr(node, "lineno", 0) >= since)
+    ]
+    own = [node for node, _ in pairs]
+    if name in parameters(function) or any(
+        node not in own and getattr(node, "lineno", 0) < line for node in again
+    ):
+        return False
     roots = [
         value.func.value
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
@@ -722,9 +749,11 @@ def _read(
     for step, _ in sources.taken(place, edit.takes, edit.opened):
         made = sources.made.get(step, ())
         decisive = any(node.name in renumbered for node in made)
-        converts = not made and reader.converts(step)  # into the dtype that a tensor has
-        plain = decisive or converts or any(node.op not in SIZED for node in made)
-        for number in reader.read(step, place, edit.lines[0]) if made or converts else ():
+        idle = "" if made else reader.idle(step)
+        plain = decisive or bool(idle) or any(node.op not in SIZED for node in made)
+        for number in reader.read(step, place, edit.lines[0]) if made or idle else ():
+            if idle == "dropout" and number.value not in _DROPPING_NOTHING:
+                continue  # it drops as the module trains, which is asked
             if plain or number.of == "module":  # sizes that follow from tensors' are no numbers
                 yield number, decisive
 

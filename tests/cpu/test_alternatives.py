@@ -31,6 +31,8 @@ HEAD = """
             self.register_buffer("kept", None if mask is None else mask[0].float())
             self.cap = 5.0 if "cap" in kind else None
             self.flag, self.extra, self.dtype = "flag" in kind, [], torch.float32
+            self.drop, self.share = nn.Dropout(0.0), 0.0
+            self.shrink, self.words = nn.Hardshrink(), {}
 """
 ATTENTION = """
         def weights(self, q, k):

@@ -23,6 +23,7 @@ OWN = """
             {lines}
             return torch.tanh(s) * self.scale + t
 """
+ALIAS = OWN.replace("self.scale + t", "self.scale + y")
 
 
 @pytest.mark.sampled(2)
@@ -38,6 +39,13 @@ OWN = """
         (CALLED, "s, _ = [u if not self.flag else u * 2 for u in (s, t)]", "or flag"),
         (CALLED, "s = (self.flag and (s * 2.0,) or (s,))[0]", ""),
         (CALLED, "c = self.cap or 2.0; s = s * c", "or cap"),
+        (CALLED, "if self.flag: s = s + 1.0", "or flag"),
+        (CALLED, "if not self.flag: s = s * 2.0", "or flag"),
+        (CALLED, "s = self.drop(s)", "or drop.p != 0.0"),
+        (CALLED, "s = F.dropout(s, self.share, self.flag)", "or flag"),
+        (CALLED, "s = self.shrink(s)", "or shrink.lambd != 0.5"),
+        (CALLED, "s = F.gelu(s, **self.words)", ""),
+        (ALIAS, "y = s; s = s if self.cap is None else s * self.cap", "is not"),
         (CALLED, "s = s.to(self.dtype)", "or dtype is not torch.float32"),
         (CALLED, "s = sum(self.extra, s)", "or extra != []"),
         (CALLED, "s = next((f(s) for f in self.extra), s)", "or extra != []"),
@@ -76,4 +84,16 @@ def test_a_choice_that_turns_out_either_way(tmp_path: Path) -> None:
     lines = "s, t = [u if n else u * 2.0 for n, u in enumerate((s, t))]"
     text = uses(tmp_path, body(("plain",), CALLED.format(lines=lines)), turned, "64, 32, 1024")
     assert lines in text
+    assert "return fused_model.tanh_mul_add(s, self.scale, t)" in text
+
+
+def test_cases_of_a_called_function_stay(tmp_path: Path) -> None:
+    lines = """match self.share:
+                case 0.0:
+                    s = torch.sin(s)
+                    s = s * 2.0
+                case _:
+                    s = s + 1.0"""
+    text = uses(tmp_path, body(("plain",), CALLED.format(lines=lines)), turned, "64, 32, 1024")
+    assert "match self.share:" in text
     assert "return fused_model.tanh_mul_add(s, self.scale, t)" in text

@@ -388,8 +388,13 @@ class Called:
                         raise NotPlaced(f"{self._where(each, number)}: {asked}")
                 case ast.Call(ast.Call()) if self._computes(each, number):
                     raise NotPlaced(self._unknown(each.func, number))
-                case ast.Starred(iterated) | ast.comprehension(iter=iterated):
-                    yield from self._contents([iterated], number)
+                case (
+                    ast.Starred(held)
+                    | ast.comprehension(iter=held)
+                    | ast.keyword(arg=None, value=held)
+                    | ast.Call(ast.Subscript(held))
+                ):
+                    yield from self._contents([held], number)
                 case ast.Call(ast.Name(name), given) if hasattr(builtins, name):
                     yield from self._contents(given, number)
                 case _:
@@ -449,7 +454,12 @@ class Called:
 
     def _began(self, statement: ast.stmt, number: int, turns: tuple[int, ...] = ()) -> bool:
         """Whether a statement of a call's function ran, in some turns of the loops around it."""
-        block: Block = self._file(number).block_of(statement)
+        file = self._file(number)
+        block: Block = file.block_of(statement)
+        around = file.parents[statement]
+        if isinstance(around, ast.If) and around.lineno == statement.lineno:
+            chosen = self._sources.chosen.get(SourcePlace(number, block, turns), ())
+            return span_of(around.body[0]) in chosen
         return statement.lineno in self._sources.names.get(SourcePlace(number, block, turns), {})
 
     def _computes(self, node: ast.expr | ast.stmt, number: int) -> bool:

@@ -85,17 +85,19 @@ class HeldNumbers:
             if numbered or number.of != "object":
                 yield number
 
-    def converts(self, step: int) -> bool:
-        """Whether an evaluation is a call that gives a tensor in a dtype."""
+    def idle(self, step: int) -> Literal["", "dtype", "dropout"]:
+        """Work that an evaluation could do which hands on what it is given: give a dtype, or drop;
+        empty for anything else."""
         made = self._trail.steps[step]
-        if not isinstance(made, Evaluation):
-            return False
+        assert isinstance(made, Evaluation)  # it stands somewhere
         file = self.sources.file(self._trail.activations[made.activation].file)
         match file.expressions.get(made.place):
             case ast.Call(ast.Attribute(attr="to" | "type" | "type_as")):
-                return True
+                return "dtype"
+            case ast.Call(func) if "dropout" in ast.unparse(func).rpartition(".")[2]:
+                return "dropout"
             case _:
-                return False
+                return ""
 
     def computed(self, activation: int, span: Span) -> bool:
         """Whether a part of the graph is computed there."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from fusion_advisor.ir.graph import Graph, Node, Ref
 from fusion_advisor.ir.source_trace import Chosen, Evaluation, Moment, Span, Trail
@@ -330,12 +330,20 @@ class SourceFile:
         parent = self.parents[statement]
         fields: list[tuple[str, object]] = list(ast.iter_fields(parent))
         name = next(n for n, value in fields if isinstance(value, list) and statement in value)
+        if isinstance(parent, ast.match_case | ast.ExceptHandler):  # no statement has its lines
+            whole: Any = self.parents[parent]
+            part = "cases" if isinstance(parent, ast.match_case) else "handlers"
+            name = f"{part}.{getattr(whole, part).index(parent)}.{name}"
+            parent = whole
         owner = span_of(parent) if isinstance(parent, ast.stmt) else Span(0, 0, 0, 0)
         return Block(self.path, owner, name)
 
     def body(self, block: Block) -> list[ast.stmt]:
         """The statements of a block."""
-        return getattr(self.statements[block.owner], block.field)
+        found: Any = self.statements[block.owner]
+        for part in block.field.split("."):  # `body`, or `cases.0.body`
+            found = found[int(part)] if part.isdigit() else getattr(found, part)
+        return found
 
     def function(self, block: Block) -> Function:
         """The function that a block is in."""
