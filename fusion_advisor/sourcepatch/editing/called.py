@@ -437,7 +437,7 @@ class Called:
             if text == OPAQUE:
                 asked = f"`{ast.unparse(node)}` may hold something else"
                 raise NotPlaced(f"{self._where(cast('ast.expr', node), number)}: {asked}")
-            if text[:1] in ("[", "(") and not re.search(r"\d", text):
+            if text[:1] in ("[", "(") and not _has_numbers_alone(text):
                 held = ast.parse(text, mode="eval").body
                 yield _Choice(ast.Compare(cast("ast.expr", node), [ast.Eq()], [held]), held=True)
 
@@ -471,6 +471,15 @@ class Called:
             if place in self._sources.held
         )
         return any(any(step in self._sources.made for step in steps) for steps in evaluated)
+
+
+def _has_numbers_alone(text: str) -> bool:
+    """Whether a container that a text spells has numbers, and nothing else."""
+    try:
+        held = ast.literal_eval(text)
+    except ValueError:  # it has a function
+        return False
+    return bool(held) and all(isinstance(each, int | float) for each in held)
 
 
 def _is_open(value: ast.expr, index: ast.expr, function: Function | None) -> bool:
