@@ -194,10 +194,14 @@ def called(model: Any) -> Callable[..., tuple[Any, ...]]:
     wide = copy.deepcopy(model).double()
 
     def call(*inputs: Any) -> tuple[Any, ...]:
-        found = (wide if any(x.dtype == torch.float64 for x in inputs) else model)(*inputs)
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        return as_tuple((wide if any(x.dtype == torch.float64 for x in inputs) else model)(*inputs))
 
     return call
+
+
+def as_tuple(found: Any) -> tuple[Any, ...]:
+    """Results of a model, of which one may stand alone."""
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
 def loaded(path: Path, name: str) -> ModuleType:
@@ -302,6 +306,13 @@ def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
     }
 
 
+def logged(row: Row, log: Path) -> None:
+    """Add what came of a seed to a log, and print it."""
+    with log.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=1))
+
+
 def told(call: Callable[[Path], Row], file: Path) -> Row:
     """A row, printed as soon as it is there."""
     row = call(file)
@@ -329,9 +340,7 @@ def main() -> int:
         modules = range(options.first, options.first + options.count)
         row = drawn(seed, modules, options.jobs, options.keep or Path(folder))
     row["minutes"] = round((time.monotonic() - began) / 60, 1)
-    with RESULTS.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(row) + "\n")
-    print(json.dumps(row, indent=1))
+    logged(row, RESULTS)
     return 1 if row["failures"] else 0
 
 

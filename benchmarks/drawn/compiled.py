@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import multiprocessing
 import sys
 import time
@@ -26,7 +25,7 @@ from typing import Any
 from fusion_advisor.support.kernel_fault import cause
 
 from ..gpu import commit, machine
-from .__main__ import HERE, called, drawn_module
+from .__main__ import HERE, as_tuple, called, drawn_module, logged
 
 RESULTS = HERE.parent / "results" / "compiled.jsonl"
 _LATE = 45.0
@@ -56,8 +55,7 @@ def compiled(seed: str, number: int) -> Row:
     call = torch.compile(model, backend=partial(fusion_advisor, options={"take_all": True}))
 
     def ran(*inputs: Any) -> tuple[Any, ...]:
-        found = call(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        return as_tuple(call(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)))
 
     try:
         with torch.no_grad():
@@ -103,9 +101,7 @@ def main() -> int:
     row |= {"machine": machine(), "modules": len(rows)}
     row |= {name: sum(each[name] for each in rows) for name in ("kernels", "launched", "opaque")}
     row["failures"] = [f"{each['module']}: {each['failed']}" for each in rows if each["failed"]]
-    with RESULTS.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(row) + "\n")
-    print(json.dumps(row, indent=1))
+    logged(row, RESULTS)
     return 1 if row["failures"] else 0
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from ..gpu import ROOT, commit
-from .__main__ import HERE, LIMIT_S, Row, told, written
+from .__main__ import HERE, LIMIT_S, Row, logged, told, written
 
 RESULTS = HERE.parent / "results" / "placed.jsonl"
 
@@ -97,9 +97,7 @@ def main() -> int:
         rows = list(pool.map(partial(told, seen), files))
     said = {"seed": seed, "date": datetime.date.today().isoformat(), "commit": commit()}
     said |= summed(rows)
-    with RESULTS.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(said) + "\n")
-    print(json.dumps(said, indent=1))
+    logged(said, RESULTS)
     return 1 if said["failed"] else 0
 
 

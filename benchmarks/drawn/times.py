@@ -40,7 +40,7 @@ from typing import Any
 from fusion_advisor.support.kernel_fault import cause
 
 from ..gpu import ahead, clock, commit, copy_bandwidth, machine
-from .__main__ import HERE, called, drawn_module
+from .__main__ import HERE, as_tuple, called, drawn_module
 
 RESULTS = HERE.parent / "results" / "times.jsonl"
 LEAST_US = 100
@@ -148,7 +148,7 @@ def held(
     criterion = criterion_of(load_rulebook().verify)
     for way, call in ways.items():
         try:
-            found = _tuple(call(*inputs))
+            found = as_tuple(call(*inputs))
             calls[way] = partial(call, *inputs)
             if known is not None and way in own:
                 compare(found, known, criterion, 1 << 20)
@@ -165,16 +165,12 @@ def in_turn(
     bandwidth: float,
 ) -> Row:
     """Time of each call in us, and of a copy of all that the model reads and writes."""
-    tensors = (*inputs, *_tuple(model(*inputs)), *model.parameters(), *model.buffers())
+    tensors = (*inputs, *as_tuple(model(*inputs)), *model.parameters(), *model.buffers())
     moved = sum({id(t): t.nbytes for t in tensors}.values())
     watch.release()
     series = watch.turns(list(calls.values()), 3)
     times = {way: statistics.median(us) for way, us in zip(calls, series, strict=True)}
     return {"copy_us": moved / bandwidth * 1e6, **times}
-
-
-def _tuple(found: Any) -> tuple[Any, ...]:
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
 # --- what came of it -----------------------------------------------------------------------------

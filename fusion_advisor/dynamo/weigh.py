@@ -178,32 +178,29 @@ def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int, int]:
 def _laid_out_anew(flow: Dataflow, border: Boundary) -> Iterator[Ref]:
     """Yield the operands that a convolution makes, and the results that one reads, with nothing but
     launches between that Inductor fuses: each has another layout there."""
-    yield from (ref for ref in border.inputs if _of_convolution(flow, flow.base(ref)))
-    yield from (ref for ref in border.outputs if _for_convolution(flow, ref))
+    made = ((ref, flow.base(ref), False) for ref in border.inputs)
+    read = ((ref, ref, True) for ref in border.outputs)
+    for ref, start, forward in (*made, *read):
+        if _meets_convolution(flow, start, forward=forward):
+            yield ref
 
 
-def _of_convolution(flow: Dataflow, ref: Ref) -> bool:
-    if len(flow.annotated.tensors[ref].shape) not in CHANNELS_LAST:
-        return False
-    maker = flow.position[ref.node]
-    if _is_convolution(flow, maker):
-        return True
-    return _inlined(flow, maker) and any(
-        _of_convolution(flow, given) for given in flow.nodes[maker].refs()
-    )
-
-
-def _for_convolution(flow: Dataflow, ref: Ref) -> bool:
-    if len(flow.annotated.tensors[ref].shape) not in CHANNELS_LAST:
-        return False
-    uses = [use for use in flow.uses(ref) if use >= 0]
-    return any(_is_convolution(flow, use) for use in uses) or any(
-        _for_convolution(flow, Ref(flow.nodes[use].name, number))
-        for use in uses
-        if _inlined(flow, use)
-        for number, made in enumerate(flow.nodes[use].outputs)
-        if made
-    )
+def _meets_convolution(flow: Dataflow, start: Ref, *, forward: bool) -> bool:
+    """Whether a convolution makes a tensor, or reads it with `forward`, with nothing but launches
+    between that Inductor fuses and tensors that may have their channels last."""
+    todo, seen = [start], set[Ref]()
+    while todo:
+        ref = todo.pop()
+        if ref in seen or len(flow.annotated.tensors[ref].shape) not in CHANNELS_LAST:
+            continue
+        seen.add(ref)
+        near = [use for use in flow.uses(ref) if use >= 0] if forward else [flow.position[ref.node]]
+        if any(_is_convolution(flow, number) for number in near):
+            return True
+        for node in (flow.nodes[number] for number in near if _inlined(flow, number)):
+            made = (Ref(node.name, number) for number, out in enumerate(node.outputs) if out)
+            todo += made if forward else node.refs()
+    return False
 
 
 def _is_convolution(flow: Dataflow, number: int) -> bool:

@@ -83,7 +83,7 @@ class Recorder:
         self._activations: list[Activation] = []
         self._steps: list[Evaluation | Chosen | Moment] = []
         self._chosen: dict[int, frozenset[Span]] = {}
-        """Branches of conditional expressions that each call is evaluating."""
+        """Branches on one line that each call is evaluating."""
 
     def trail(self, placeholders: tuple[str, ...]) -> Trail:
         """The trail recorded so far."""
@@ -239,17 +239,12 @@ def _tied(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=4096)
 def _positions(code: CodeType) -> tuple[Span | None, ...]:
-    def span(line: int | None, end: int | None, column: int | None, last: int | None) -> Any:
-        if line is None or end is None or column is None or last is None:
-            return None
-        return Span(line, column, end, last)
-
-    return tuple(span(*place) for place in code.co_positions())
+    return tuple(_span(*place) for place in code.co_positions())
 
 
 @lru_cache(maxsize=4096)
 def _branches(code: CodeType) -> tuple[frozenset[Span], ...]:
-    """The branches of conditional expressions around each instruction of a function."""
+    """The branches on one line around each instruction of a function."""
     places = _positions(code)
     lines = {place.line for place in places if place}
     every = [each for each in _conditional(code.co_filename) if each.line in lines]
@@ -273,15 +268,15 @@ def _conditional(file: str) -> tuple[Span, ...]:
                 branches.append(first)
             case _:
                 pass
-    return tuple(map(_span, branches))
+    spans = (_span(n.lineno, n.end_lineno, n.col_offset, n.end_col_offset) for n in branches)
+    return tuple(filter(None, spans))
 
 
-def _span(node: ast.expr | ast.stmt) -> Span:
-    """Stretch of source of an expression or a statement."""
-    end_line, end_column = node.end_lineno, node.end_col_offset
-    assert end_line is not None  # it was parsed from text
-    assert end_column is not None
-    return Span(node.lineno, node.col_offset, end_line, end_column)
+def _span(line: int | None, end: int | None, column: int | None, last: int | None) -> Span | None:
+    """Stretch of source between two places; None where one is not known."""
+    if line is None or end is None or column is None or last is None:
+        return None
+    return Span(line, column, end, last)
 
 
 def _names(code: CodeType) -> Iterator[str]:

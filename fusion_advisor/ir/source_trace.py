@@ -59,8 +59,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Step just before a branch of a conditional expression, `a if c else b`, is evaluated: one
-    that makes no node would leave no trace."""
+    """Step just before a branch of a conditional expression, `a if c else b` or `a and b`, or of an
+    `if` on one line is evaluated: one that makes no node would leave no trace."""
 
     activation: int
     branch: Span

@@ -492,7 +492,7 @@ class Guards:
                         yield f"{text}.{name} is None"
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
             # What has no parameters is its numbers, those that are the op's defaults included.
-            alone = held.kind.startswith("torch.nn.") and "Dropout" not in held.kind
+            alone = held.kind.startswith("torch.nn.") and not _is_dropout(held)
             alone &= not any(each.startswith(f"{path}.") for each in trail.placeholders)
             for name in held.inherited if held.file else held.plain:
                 value = held.plain[name]
@@ -582,7 +582,7 @@ class Guards:
                 continue
             path = held_path(node.func, names)
             held = None if path is None else self.sources.trail.modules.get(path)
-            if held is not None and held.kind.startswith("torch.nn.") and "Dropout" in held.kind:
+            if held is not None and _is_dropout(held):
                 yield f"{ast.unparse(node.func)}.training"
             elif ast.unparse(node.func).rpartition(".")[2] == "dropout":
                 given = [*node.args, *(each.value for each in node.keywords)]
@@ -593,7 +593,7 @@ class Guards:
                 )
         for path in sorted(self._called.modules(place, edit)):
             held = self.sources.trail.modules.get(path)
-            share = held.plain.get("p", "") if held and "Dropout" in held.kind else ""
+            share = held.plain.get("p", "") if held and _is_dropout(held) else ""
             if share in _DROPPING_NOTHING:
                 text = spelled(self.sources.trail, path, names)
                 if text is None:
@@ -679,6 +679,10 @@ _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "d
 
 def _kind(held: ModuleAttributes) -> _Kind:
     return held.kind, held.forward, held.plain.get(LENGTH, "")
+
+
+def _is_dropout(held: ModuleAttributes) -> bool:
+    return held.kind.startswith("torch.nn.") and "Dropout" in held.kind
 
 
 def _another_module(text: str, held: Collection[_Kind]) -> Iterator[str]:

@@ -433,21 +433,14 @@ class Called:
         for node in (each for whole in iterated for each in ast.walk(whole)):
             names = self._sources.at(node, number) if isinstance(node, ast.Attribute) else None
             path = held_path(node, names) if names and isinstance(node, ast.Attribute) else None
-            text = "" if path is None else self._plain(path)
+            held, inside = self._sources.innermost(path or "")
+            text = held.plain.get(".".join(inside), "") if inside else ""
             if text == OPAQUE:
                 asked = f"`{ast.unparse(node)}` may hold something else"
                 raise NotPlaced(f"{self._where(cast('ast.expr', node), number)}: {asked}")
             if text[:1] in ("[", "(") and not _has_numbers_alone(text):
                 held = ast.parse(text, mode="eval").body
                 yield _Choice(ast.Compare(cast("ast.expr", node), [ast.Eq()], [held]), held=True)
-
-    def _plain(self, path: str) -> str:
-        """The text of what a module holds at a path; empty for a tensor or a module."""
-        modules, parts = self._sources.trail.modules, path.split(".")
-        for count in range(len(parts) - 1, -1, -1):
-            if (within := ".".join(parts[:count])) in modules:
-                return modules[within].plain.get(".".join(parts[count:]), "")
-        return ""
 
     def _unknown(self, node: ast.expr, number: int) -> str:
         return f"{self._where(node, number)}: which module `{ast.unparse(node)}` is may change"

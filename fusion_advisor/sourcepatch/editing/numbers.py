@@ -224,8 +224,8 @@ class _Asked:
         if not word.startswith(":") or not parts:
             return
         path = [part for part in word[1:].split(".") if part] + parts
-        around = max(n for n in range(len(path) + 1) if ".".join(path[:n]) in self._trail.modules)
-        held, inside = self._trail.modules[".".join(path[:around])].plain, path[around:]
+        module, inside = self._sources.innermost(".".join(path))
+        held = module.plain
         value = held.get(".".join(inside))
         if value not in (None, OPAQUE):
             text = spelled(self._trail, ".".join(path), self._names) if value != CHANGING else None

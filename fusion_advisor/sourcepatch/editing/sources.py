@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fusion_advisor.ir.graph import Graph, Node, Ref
-from fusion_advisor.ir.source_trace import Chosen, Evaluation, Moment, Span, Trail
+from fusion_advisor.ir.source_trace import Chosen, Evaluation, ModuleAttributes, Moment, Span, Trail
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.support.errors import UsageError
 
@@ -466,6 +466,12 @@ class Sources:
         while at is not None and at not in self._modules:
             at = self.trail.activations[at].caller
         return self._modules[at] if at is not None else ""
+
+    def innermost(self, path: str) -> tuple[ModuleAttributes, list[str]]:
+        """The innermost module on a path, and the names of what it holds from there."""
+        modules, parts = self.trail.modules, path.split(".") if path else []
+        around = max(n for n in range(len(parts) + 1) if ".".join(parts[:n]) in modules)
+        return modules[".".join(parts[:around])], parts[around:]
 
     def held_module(self, node: ast.expr, names: Mapping[str, str]) -> str | None:
         """The first path of the module that an expression is; None for anything else."""
