@@ -754,6 +754,7 @@ def _edits(
             raise NotPlaced(f"{every[0].function}(): its calls would be edited differently")
         ran = {place for place in sources.names if place.block == block}
         left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
+        left -= {p for p in left if all(_passes_by(sources, p, edit) for edit in every)}
         for place in [place for place in sources.names if place in left]:
             kernels = dict[tuple[int, ...], str]()
             for edit in every:
@@ -852,6 +853,13 @@ def _edited_away(
         if other.activation == at
         for edit in edits
     )
+
+
+def _passes_by(sources: Sources, run: SourcePlace, edit: Edit) -> bool:
+    """Whether a run of an edit's block comes to nothing of what it changes, so that it need not ask
+    for that run."""
+    changed = all(sources.passed_by(run, span) for span in edit.touched)
+    return changed and not [*sources.taken(run, edit.takes, edit.opened)]
 
 
 def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:

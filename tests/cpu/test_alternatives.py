@@ -150,3 +150,60 @@ def test_a_view_of_a_branch_behind_another(tmp_path: Path) -> None:
     lines = ASKED.replace("            return p @ x\n", more)
     text = uses(tmp_path, body(("mask", "mask"), lines), turned, "64, 32, 1024")
     assert "self.mask.view(1, 32, 32), self.kept.view(1, 32, 1)" in text
+
+
+def flipped(file: Any) -> list[object]:
+    """What layers of every kind give, as each of them becomes another kind."""
+    results, x = list[object](), torch.randn(2, 32, 1024)
+    model = file.Model()
+    for flag, cap in ((True, None), (False, 3.0), (True, 3.0), (False, None)):
+        with torch.no_grad():
+            results.append(model(x))
+        model.layers[0].flag, model.layers[-1].flag, model.layers[0].cap = flag, not flag, cap
+    return results
+
+
+TERNARY = """
+        def act(self, h):
+            return torch.tanh(h) * h if self.flag else F.gelu(h) + 0.1 * h
+
+        def forward(self, x):
+            return self.b(self.act(self.a(x)))
+"""
+EARLY = """
+        def act(self, h):
+            if self.flag:
+                return torch.tanh(h) * h
+            return F.gelu(h) + 0.1 * h
+
+        def forward(self, x):
+            return self.b(self.act(self.a(x)))
+"""
+NESTED = """
+        def forward(self, x):
+            h = self.a(x)
+            y = (torch.tanh(h) * h if self.cap is None else torch.tanh(h / self.cap) + h) if (
+                self.flag
+            ) else F.gelu(h) + 0.1 * h
+            return self.b(y)
+"""
+
+
+@pytest.mark.parametrize("lines", [TERNARY, EARLY, NESTED], ids=["ternary", "early", "nested"])
+def test_lines_that_a_run_does_not_come_to(tmp_path: Path, lines: str) -> None:
+    text = uses(tmp_path, body(("flag", "plain", "flag cap"), lines), flipped, "64, 32, 1024")
+    assert "F.gelu" not in text.split("class Layer")[1]
+    assert "torch.tanh(h)" not in text.split("def forward(self, x):")[-1]
+
+
+def test_lines_that_each_run_begins_are_not_passed_by(tmp_path: Path) -> None:
+    lines = """
+        def act(self, h):
+            t = torch.tanh(h)
+            return t * h if self.flag else t
+
+        def forward(self, x):
+            return self.b(self.act(self.a(torch.sigmoid(x) * x)))
+    """
+    text = uses(tmp_path, body(("flag", "plain"), lines), flipped, "64, 32, 1024")
+    assert "t = torch.tanh(h)" in text

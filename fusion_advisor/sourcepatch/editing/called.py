@@ -23,7 +23,6 @@ from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
     COMPREHENDED,
-    Block,
     Function,
     SourceFile,
     SourcePlace,
@@ -179,7 +178,7 @@ class Called:
         statements = (self._file(own).statements.get(span) for span, _ in edit.replaced)
         branches = (each for s in statements if s for each in ast.walk(s))
         found = [
-            (node.test, self._began(node.body[0], own, place.turns))
+            (node.test, self._sources.began(node.body[0], own, place.turns))
             for node in branches
             if isinstance(node, ast.If)
         ]
@@ -319,7 +318,7 @@ class Called:
                     continue  # no line that runs
                 case ast.Global(names) | ast.Nonlocal(names):
                     return f"{self._where(statement, number)}: it sets `{names[0]}`"
-                case _ if not self._began(statement, number):
+                case _ if not self._sources.began(statement, number):
                     return ""
                 case _:
                     pass
@@ -329,7 +328,7 @@ class Called:
                     found += self._within(child, number)
             match statement:
                 case ast.If(test):
-                    held = self._began(statement.body[0], number)
+                    held = self._sources.began(statement.body[0], number)
                     ours = asks(self._file(number).path)
                     asked = asked_beside_kernel(test) if ours else test
                     found += [_Choice(asked, held)] if asked else []
@@ -444,16 +443,6 @@ class Called:
 
     def _unknown(self, node: ast.expr, number: int) -> str:
         return f"{self._where(node, number)}: which module `{ast.unparse(node)}` is may change"
-
-    def _began(self, statement: ast.stmt, number: int, turns: tuple[int, ...] = ()) -> bool:
-        """Whether a statement of a call's function ran, in some turns of the loops around it."""
-        file = self._file(number)
-        block: Block = file.block_of(statement)
-        around = file.parents[statement]
-        if isinstance(around, ast.If) and around.lineno == statement.lineno:
-            chosen = self._sources.chosen.get(SourcePlace(number, block, turns), ())
-            return span_of(around.body[0]) in chosen
-        return statement.lineno in self._sources.names.get(SourcePlace(number, block, turns), {})
 
     def _computes(self, node: ast.expr | ast.stmt, number: int) -> bool:
         """Whether a part of the graph was made there."""

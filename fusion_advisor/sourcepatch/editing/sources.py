@@ -625,6 +625,38 @@ class Sources:
             if taken(at.span) and not (opened and self.stays(step, opened)):
                 yield step, at.span
 
+    def began(self, statement: ast.stmt, number: int, turns: tuple[int, ...] = ()) -> bool:
+        """Whether a statement of a call's function ran, in some turns of the loops around it."""
+        file = self.file(self.trail.activations[number].file)
+        place = SourcePlace(number, file.block_of(statement), turns)
+        around = file.parents[statement]
+        if isinstance(around, ast.If) and around.lineno == statement.lineno:
+            return span_of(around.body[0]) in self.chosen.get(place, ())
+        return statement.lineno in self.names.get(place, {})
+
+    def passed_by(self, place: SourcePlace, span: Span) -> bool:
+        """Whether a run of a block did not come to the text at a span: to none of the statements
+        around it, or to the other branch of an `a if c else b`. False where a loop is between."""
+        file = self.file(place.block.file)
+        node = file.expressions.get(span) or file.statements.get(span)
+        around = file.enclosing(node) if node else []
+        within = [file.block_of(each) for each in around]
+        inner = around[within.index(place.block) :] if place.block in within else []
+        if node is None or not inner or any(isinstance(each, LOOPS) for each in inner[:-1]):
+            return False
+        if not all(self.began(each, place.activation, place.turns) for each in inner):
+            return True
+        chosen = self.chosen.get(place, ())
+        at: ast.AST | None = node
+        while at is not None and at is not inner[-1]:
+            above = file.parents.get(at)
+            if isinstance(above, ast.IfExp) and at is not above.test:
+                own, other = (above.body, above.orelse)[:: 1 if at is above.body else -1]
+                if span_of(other) in chosen and span_of(own) not in chosen:
+                    return True
+            at = above
+        return False
+
     def stays(self, step: int, opened: Sequence[OpenedExpression]) -> bool:
         """Whether an evaluation is made in one of some expressions of functions."""
         made = self.trail.steps[step]
