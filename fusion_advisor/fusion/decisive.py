@@ -73,6 +73,18 @@ class Decisive:
         return [replace(e, exact=e.exact and n not in loose) for n, e in enumerate(exprs)]
 
 
+def roughened(exprs: Sequence[Expr], results: Collection[int]) -> list[Expr]:
+    """The expressions of a region, rough where none of its float32 `results` is made of them, up to
+    a rounding to 16 bits: no digit beyond those shows."""
+    wide = set[int]().union(*(_behind(exprs, result) for result in results))
+    return [
+        replace(expr, rough=expr.rough or bool(PRIMITIVES[expr.op].precise))
+        if n not in wide and expr.op in PRIMITIVES and expr.dtype == "float32" and not expr.exact
+        else expr
+        for n, expr in enumerate(exprs)
+    ]
+
+
 def _behind(
     exprs: Sequence[Expr], value: int, ends: Collection[str] = ("load", "round")
 ) -> set[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.decisive import decisive_nodes
+from fusion_advisor.fusion.decisive import decisive_nodes, roughened
 from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import GivenNumber, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, state
@@ -189,6 +189,8 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
         raise NotExpressible(lost, final=False)
     numbers = {ref: value.id for ref, value in values.items()}
     builder.exprs[:] = decisive.loosened(builder.exprs, numbers)
+    if wide := [numbers[ref] for ref in border.outputs if tensors[ref].dtype == "float32"]:
+        builder.exprs[:] = roughened(builder.exprs, wide)
     region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}

@@ -506,6 +506,23 @@ def test_division_by_a_number_is_multiplication(worker: Worker) -> None:
     assert checked(divided, (x(40, 33),), worker) is None
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_a_share_is_as_exact_as_what_is_stored_of_it(stored: torch.dtype, worker: Worker) -> None:
+    """Beside a loss in float32: of which nothing else of the row is made."""
+
+    def shares(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = a.float()
+        e = torch.exp(wide - wide.amax(-1, keepdim=True))
+        total = e.sum(-1, keepdim=True)
+        return total.log(), (e / total - 0.5).to(stored)
+
+    inputs = (x(40, 300).to(torch.bfloat16),)
+    text = kernel_of(shares, *inputs).text
+    assert ("share_of(" in text) == (stored is torch.float32)
+    assert "libdevice.log(" in text
+    assert checked(shares, inputs, worker) is None
+
+
 def test_rows_that_share_a_program_multiply_for_their_means() -> None:
     """With the reciprocal of how many there are, which all of them have."""
     normed = lambda a: (a - a.mean(-1, keepdim=True)).relu()  # noqa: E731

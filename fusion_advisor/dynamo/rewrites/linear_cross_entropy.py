@@ -48,12 +48,9 @@ def linear_cross_entropy(asked: Asked) -> Iterator[Taken]:
         value, result = value_of(loss.logits), value_of(node)
         assert value is not None
         assert result is not None
-        size, weight = value_of(product), value_of(argument(product, 1, "weight"))
+        size = value_of(product)
         assert size is not None
-        assert weight is not None
-        # Each chunk reads and writes the weight's gradient: no more than it reads logits.
-        large = max(chunk, hint(weight.numel()) * weight.element_size())
-        if hint(value.numel()) * size.element_size() < limits["least"].value * large:
+        if hint(value.numel()) * size.element_size() < limits["least"].value * chunk:
             continue
         given = [hidden, argument(product, 1, "weight"), argument(product, 2, "bias")]
         needed = [result.requires_grad and _requires_grad(each) for each in given]
@@ -66,7 +63,7 @@ def linear_cross_entropy(asked: Asked) -> Iterator[Taken]:
             made = graph.call_function(
                 OPERATOR,
                 (rows, *given[1:], loss.target, loss.ignored, loss.mean, loss.smoothing,
-                 large, most, needed),
+                 chunk, most, needed),
             )  # fmt: skip
             new = graph.call_function(operator.getitem, (made, 0))
             new = graph.call_method("to", (new, result.dtype))
