@@ -66,7 +66,7 @@ WAYS = (
 )  # fmt: skip
 
 
-def _way(name: str, model: Any, outcomes: list[Any]) -> Callable[..., Any]:
+def way_of(name: str, model: Any, outcomes: list[Any]) -> Callable[..., Any]:
     """The loss of a model as one way runs it: `backend` takes options after colons, as
     `backend:rewrites=False`, and adds its outcomes."""
     import torch
@@ -91,7 +91,7 @@ def _way(name: str, model: Any, outcomes: list[Any]) -> Callable[..., Any]:
     ))  # fmt: skip
 
 
-def _built(job: Job, device: str) -> tuple[Any, dict[str, Any]]:
+def built(job: Job, device: str) -> tuple[Any, dict[str, Any]]:
     """The model and its inputs with labels."""
     import torch
     import transformers
@@ -114,7 +114,7 @@ def _built(job: Job, device: str) -> tuple[Any, dict[str, Any]]:
         return model, {"input_ids": ids, "labels": ids}
 
 
-def _narrow(job: Job) -> Job:
+def narrow(job: Job) -> Job:
     """The job at a width that a CPU runs."""
     small = {
         "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
@@ -159,10 +159,10 @@ def rows(name: str, ways: Sequence[str], *, rehearse: bool) -> list[str]:
     import torch
 
     device = "cpu" if rehearse else "cuda"
-    job = _narrow(JOBS[name]) if rehearse else JOBS[name]
-    model, given = _built(job, device)
+    job = narrow(JOBS[name]) if rehearse else JOBS[name]
+    model, given = built(job, device)
     model.train()
-    eager = _way("eager", model, [])
+    eager = way_of("eager", model, [])
     _step(eager, model, given)
     wanted = _gradients(model)
     _step(eager, model, given)
@@ -174,7 +174,7 @@ def rows(name: str, ways: Sequence[str], *, rehearse: bool) -> list[str]:
         if not rehearse:
             torch.cuda.empty_cache()
         outcomes: list[Any] = []
-        call = _way(way, model, outcomes)
+        call = way_of(way, model, outcomes)
         step = partial(_step, call, model, given)
         began = time.perf_counter()
         step()
