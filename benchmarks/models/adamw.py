@@ -8,10 +8,10 @@ Models and ways are those of `benchmarks.models.training`, with `memory=SHARE` b
 way: tokens a second at the job's size, and with `--longest` how many tokens of one sequence a
 second step holds in so many GB of the allocator's, by the peaks of two lengths and then by trying:
 the longest that was seen to fit, and the shortest seen not to. The second form trains from the same
-weights on the same four batches in turn, three times in eager mode, where a thousandth of the
-weights begins one bfloat16 further from zero each time but the first, and then by each way: `apart` is the
-largest distance of a step's loss from the mean of the three. With `--rehearse` the models are
-narrow and run on the CPU.
+weights on the same four batches in turn: three times in eager mode, where a thousandth of the
+weights begins one bfloat16 further from zero each time but the first, and then by each way. There
+`apart` is the largest distance of a step's loss from the mean of the three. With `--rehearse` the
+models are narrow and run on the CPU.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -128,6 +128,7 @@ def row(way: str, job: Job, gigabytes: float, device: str) -> str:
     del model, given, loss, optimizer, again
     gc.collect()
     if gigabytes and device == "cuda":
+        print(said, flush=True)  # the rest takes minutes
         torch.cuda.empty_cache()
         fits, fails = longest(way, job, gigabytes)
         said += f" {fits} | {fails or ''} |"

@@ -249,8 +249,7 @@ def lower(launcher, results):
                 grid=[grid], tma_descriptor_metadata={},
                 kwargs={name: held.get(id(each), each) for name, each in arguments.items()},
             )  # fmt: skip
-        made = [held[id(each)] for each in found]
-        return made[0] if results == 1 else tuple(made)
+        return held[id(found[0])] if results == 1 else tuple(held[id(each)] for each in found)
 
     lowering.register_lowering(launcher.operator, type_promotion_kind=None)(launched_by_inductor)
 
@@ -258,8 +257,8 @@ def lower(launcher, results):
 def asked_of(launcher, given):
     """Results and scratch of a launcher as fake tensors, and the launches that it would make:
     kernel, warps, grid and arguments by their names. None where Inductor cannot make them: a size
-    or a number is not known yet, the kernel takes no such tensors, a product and a sum in it have
-    to round twice, it needs memory that is zeroed, it is not `analysed`, or it is interpreted."""
+    or a number is not known yet, or beyond 32 bits, where PyTorch 2.11 stops; the kernel takes no
+    such tensors, rounds twice, needs zeroed memory, is not `analysed`, or is interpreted."""
     for each in given:
         numbers = (*each.shape, *each.stride()) if isinstance(each, FakeTensor) else (each,)
         if any(type(number) not in (int, float) for number in numbers):
@@ -276,7 +275,8 @@ def asked_of(launcher, given):
     launches = []
     for kernel, grid, arguments, constants in asked:
         warps, contracts = constants.pop("num_warps"), constants.pop("enable_fp_fusion")
-        known = analysed(kernel) and {*constants} <= {*kernel.arg_names}
+        near = all(type(each) is not int or each < 2**31 for each in arguments)
+        known = near and analysed(kernel) and {*constants} <= {*kernel.arg_names}
         if zeroed or not (contracts and known):
             return None
         names = [name for name in kernel.arg_names if name not in constants]

@@ -133,6 +133,10 @@ def a_number() -> Facts:
     return code_of("numbered", (8, 100), more=(0.1,))
 
 
+def beyond_32_bits() -> Facts:
+    return code_of("numbered", (70_000, 40_000), more=(0.1,))
+
+
 def unknown_torch() -> Facts:
     with mock.patch.object(importlib.import_module("mine.fused_runtime"), "KNOWN", False):
         return code_of("another", (64, 300))
@@ -142,7 +146,7 @@ if __name__ == "__main__":
     report(
         (
             unknown_torch, one_launch, two_launches, results_of_rows, several_results, free_sizes,
-            rounds_twice, with_assembly, a_number,
+            rounds_twice, with_assembly, beyond_32_bits, a_number,
         ),
         sys.argv[1:],
     )  # fmt: skip

@@ -84,7 +84,9 @@ def test_inductor_launches_a_kernel_itself(
     assert (len(facts["launched"]), facts["called"]) == (count, False)
 
 
-@pytest.mark.parametrize("name", ["free_sizes", "rounds_twice", "with_assembly", "unknown_torch"])
+@pytest.mark.parametrize(
+    "name", ["free_sizes", "rounds_twice", "with_assembly", "beyond_32_bits", "unknown_torch"]
+)
 def test_inductor_calls_the_operator_where_it_cannot(
     scenarios: dict[str, Facts], name: str
 ) -> None:
