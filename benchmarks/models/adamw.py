@@ -24,8 +24,10 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from .training import JOBS, Job, built, narrow, way_of
 WAYS = "eager,compile,backend,backend:chunked_loss=True,backend:chunked_loss=True:memory=0.8,liger"
 _STEP = 1024
 """Tokens between two lengths that are tried."""
+_TRIES = 6
 
 
 def begun(way: str, model: Any) -> tuple[Callable[..., Any], Any]:
@@ -95,19 +98,21 @@ def longest(way: str, job: Job, gigabytes: float) -> tuple[int, int]:
     low, high = (peak(way, job, model, tokens) for tokens in (one, other))
     each = (high - low) / (other - one)
     tokens, fits, fails = int((gigabytes * 1e9 - low) / each) + one, other, 0
-    for _ in range(4):
+    for _ in range(_TRIES):
         tokens -= tokens % _STEP
         if peak(way, job, model, tokens) < float("inf"):
-            fits, tokens = tokens, tokens + max(_STEP, tokens // 32)
+            fits = tokens
         else:
-            fails, tokens = tokens, tokens - max(_STEP, tokens // 32)
-        if fails and (fits >= tokens or tokens >= fails):
+            fails = tokens
+        tokens = (fits + fails) // 2 if fails else fits + fits // 8
+        if fails and fails - fits <= _STEP:
             break
     return fits, fails
 
 
 def row(way: str, job: Job, gigabytes: float, device: str) -> str:
-    """Row of a way, in a process of its own memory."""
+    """Row of a way, for a process of its own: what another way leaves would count, and Liger
+    changes classes."""
     model, given = built(job, device)
     model.train()
     loss, optimizer = begun(way, model)
@@ -125,9 +130,10 @@ def row(way: str, job: Job, gigabytes: float, device: str) -> str:
     ms = statistics.median(batches(again, device))
     rate = job.batch * job.tokens / ms * 1e3
     said = f"| {way} | {ms:.1f} | {rate:.0f} | {held:.1f} | {first:.0f} |"
-    del model, given, loss, optimizer, again
-    gc.collect()
     if gigabytes and device == "cuda":
+        del model, given, loss, optimizer, again
+        torch.compiler.reset()
+        gc.collect()
         print(said, flush=True)  # the rest takes minutes
         torch.cuda.empty_cache()
         fits, fails = longest(way, job, gigabytes)
@@ -181,21 +187,22 @@ def main() -> None:
     job, device = JOBS[options.job], "cpu" if options.rehearse else "cuda"
     job = narrow(job) if options.rehearse else job
     ways = options.ways.split(",")
-    head = "| way | ms | tokens/s | peak GB | first s |"
-    if options.longest:
-        head += " longest | does not fit |"
-    found = (row(way, job, options.longest, device) for way in ways)
-    if options.losses:
-        quarters = (0, options.losses // 4, options.losses // 2, options.losses - 1)
-        head = f"| way | losses of steps {', '.join(map(str, quarters))} | apart |"
-        found = courses(ways, job, options.losses, device)
-    lines = [*heading("Training with AdamW"), "", f"{options.job}, {job.batch} x {job.tokens}", ""]
-    lines += [head, "|---" * (head.count("|") - 1) + "|"]
-    options.out.mkdir(parents=True, exist_ok=True)
-    for each in found:
-        print(each, flush=True)
-        lines.append(each)
-        (options.out / f"adamw-{options.job}.md").write_text("\n".join(lines) + "\n")
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as apart:
+        if options.losses:
+            quarters = (0, options.losses // 4, options.losses // 2, options.losses - 1)
+            head = f"| way | losses of steps {', '.join(map(str, quarters))} | apart |"
+            found = courses(ways, job, options.losses, device)
+        else:
+            head = "| way | ms | tokens/s | peak GB | first s |"
+            head += " longest | does not fit |" if options.longest else ""
+            found = apart.map(partial(row, job=job, gigabytes=options.longest, device=device), ways)
+        top = [*heading("Training with AdamW"), "", f"{options.job}, {job.batch} x {job.tokens}"]
+        lines = [*top, "", head, "|---" * (head.count("|") - 1) + "|"]
+        options.out.mkdir(parents=True, exist_ok=True)
+        for each in found:
+            print(each, flush=True)
+            lines.append(each)
+            (options.out / f"adamw-{options.job}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
