@@ -42,6 +42,26 @@ CASES = {
         ["q, k = self.a(x), self.b(x)", "_or_eager(q, self.one)"],
         [],
     ),
+    "one display after the other": (
+        """
+                q, k = self.a(x), self.b(x)
+                q, k = self.one(q), self.two(k)
+                q, k = torch.tanh(q) * 2.0, torch.sigmoid(k) * 0.5
+                return self.a(q), self.b(k)
+        """,
+        ["_or_eager(q, self.one)", "_or_eager(k, self.two)"],
+        ["q, k = self.one(q), self.two(k)", "torch.tanh(q) * 2.0,"],
+    ),
+    "one display after the other, which change places": (
+        """
+                q, k = self.a(x), self.b(x)
+                q, k = self.one(q), self.two(k)
+                q, k = torch.tanh(k) * 2.0, torch.sigmoid(q) * 0.5
+                return self.a(q), self.b(k)
+        """,
+        ["_or_eager(k, self.two)", "_or_eager(q, self.one)"],
+        ["torch.tanh(k) * 2.0,"],
+    ),
     "names that are new": (
         """
                 h = self.a(x)

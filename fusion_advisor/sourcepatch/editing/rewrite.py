@@ -929,8 +929,7 @@ class _Rewriter:
                     return node.lineno
             if isinstance(later, ast.Return):
                 return None
-            bound = _targets(later)
-            if bound and name in bound and replaced.get(span_of(later), "=") != "":
+            if name in _unpacked(later) and replaced.get(span_of(later), "=") != "":
                 return None
         end = span_of(self._block[-1])
         for node in self._surviving(self._function, replaced):
