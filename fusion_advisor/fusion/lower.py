@@ -81,8 +81,28 @@ def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
         for i, tensor in enumerate(flow.nodes[number].outputs)
         if tensor is not None
     )
-    outputs = [ref for ref in made if any(use not in inside for use in flow.uses(ref))]
+    outputs = list[Ref]()
+    for ref in made:
+        if any(use not in inside for use in flow.uses(ref)):
+            chain = _views_of_its_expression(flow, ref)
+            views.update(chain)
+            outputs.append(Ref(flow.nodes[chain[-1]].name) if chain else ref)
     return Boundary(tuple(sorted(inside | views)), tuple(inputs), tuple(outputs))
+
+
+def _views_of_its_expression(flow: Dataflow, ref: Ref) -> list[int]:
+    """The views through which one expression of the source gives a tensor that it makes, where they
+    are all that reads it: behind the copy of a `reshape`."""
+    step, chain = flow.nodes[flow.position[ref.node]].step, list[int]()
+    while step is not None:
+        inner = [n for n in flow.readers.get(ref, ()) if flow.nodes[n].step == step]
+        if not inner:
+            return chain
+        if ref in flow.returned or len(flow.readers[ref]) > 1 or not flow.is_view(inner[0]):
+            return []
+        chain += inner
+        ref = Ref(flow.nodes[inner[0]].name)
+    return chain
 
 
 def fused_traffic(flow: Dataflow, border: Boundary) -> int:
@@ -92,7 +112,7 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
     annotated = flow.annotated
     tensors = annotated.tensors
     made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
-    kept = set(border.outputs)
+    kept = {flow.base(ref) for ref in border.outputs}
     shared: dict[int, int] = {}
     read_of: dict[Ref, int] = {}
     seen_of: dict[Ref, list[Tensor]] = {}

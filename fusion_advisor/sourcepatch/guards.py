@@ -64,7 +64,11 @@ class _Ask:
         return f"{name}.size({self.dim}) {'== 1' if self.one else f'!= {self.size}'}"
 
     def holds(self, there: Dataflow) -> bool:
-        found = there.annotated.tensors[self.ref].shape[self.dim]
+        """Whether it holds in the model at another size; not where that makes no such tensor."""
+        tensor = there.annotated.tensors.get(self.ref)
+        if tensor is None:
+            return False
+        found = tensor.shape[self.dim]
         return found == 1 if self.one else found != self.size
 
 

@@ -1,0 +1,68 @@
+"""A result that its expression copies into another shape: the kernel writes what that gives."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from .spawned import run_script
+from .test_patch import changed, made
+
+MODEL = """
+    from einops import rearrange
+
+    class Model(nn.Module):
+        def __init__(self, heads=8):
+            super().__init__()
+            self.up, self.gate, self.out = (nn.Linear(512, 512) for _ in range(3))
+            self.mix = nn.Parameter(torch.ones(heads, 512 // heads, 512 // heads) * 0.1)
+            self.heads = heads
+
+        def forward(self, x):
+            b, t, d = x.shape
+            y = self.up(x).view(b, t, self.heads, -1).transpose(1, 2)
+            g = self.gate(x).view(b, t, self.heads, -1).transpose(1, 2)
+            y = y @ self.mix
+            {}
+            return self.out(y)
+"""
+RUN = """
+    import torch
+    from fusion_advisor.verify.interpreter import install
+    install()
+    import original, model
+    torch.manual_seed(0)
+    for heads in (8, 4, 1):
+        one, two = original.Model(heads).eval(), model.Model(heads).eval()
+        two.load_state_dict(one.state_dict())
+        for shape in ((3, 33), (1, 33), (3, 1), (1, 1)):
+            x = torch.randn(*shape, 512)
+            with torch.no_grad():
+                made, known = two(x), one(x)
+            assert made.stride() == known.stride()
+            torch.testing.assert_close(made, known)
+    import fused_model
+    assert not fused_model.fused_runtime.fallbacks
+"""
+WAYS = {
+    "reshape": "y = y * torch.sigmoid(g)\n            y = y.transpose(1, 2).reshape(b, t, d)",
+    "in one": "y = (y * torch.sigmoid(g)).transpose(1, 2).reshape(b, t, -1)",
+    "flatten": "y = (y * torch.sigmoid(g)).transpose(1, 2).flatten(2)",
+    "rearrange": "y = rearrange(y * torch.sigmoid(g), 'b h t c -> b t (h c)')",
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_copy_of_a_reshape_is_the_kernels(way: str, tmp_path: Path) -> None:
+    patch = made(tmp_path, MODEL.format(WAYS[way]), shape="16, 512, 512", resized=True)
+    text = changed(patch)
+    assert "torch.sigmoid(g)" not in text
+    assert not any(each in text for each in ("reshape(", "flatten(", "rearrange(y"))
+    (tmp_path / "original.py").write_text((tmp_path / "model.py").read_text())
+    applied = subprocess.run(["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path)
+    assert applied.returncode == 0
+    run_script(textwrap.dedent(RUN), folder=tmp_path)
