@@ -546,8 +546,8 @@ def serves(name, tensor, dtype, shape, stride):
         return f"{name} requires a gradient"
     if transformed():
         return f"{name} may have a tangent or a hidden dimension: torch.func transforms what runs"
-    if tensor.dtype != dtype:
-        return f"{name} has dtype {tensor.dtype}, not {dtype}"
+    if tensor.dtype != dtype or tensor.is_neg():
+        return f"{name} has dtype {tensor.dtype}{', negated' * tensor.is_neg()}, not {dtype}"
     if tuple(tensor.shape) != tuple(shape):
         return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
     steps = zip(shape, tensor.stride(), stride, strict=True)
@@ -730,7 +730,7 @@ def plan_of(launcher, *tensors, numbers=()):
     layout = [(launcher, *numbers)]
     for tensor in tensors:
         shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
-        layout += shape, stride, tensor.dtype, device, tensor.requires_grad
+        layout += shape, stride, (tensor.dtype, tensor.is_neg()), device, tensor.requires_grad
     layout = tuple(layout)
     plan = plans.get(layout)
     if plan is None:

@@ -129,11 +129,14 @@ class Guards:
             text = spelled(self.sources.trail, path, names) or ""
             return _another_module(text, self._modules(place.block, edit).get(text, set()))
 
+        numbers = [*self._numbers(place, edit, passed, renumbered)]
+        if any("float" not in self.sources.dtype(ref) for ref in operands):
+            numbers += [each for text in numbers for each in _of_another_type(text)]
         conditions = {
             **dict.fromkeys(self._called.conditions(place, edit, given, module)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
             **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
-            **dict.fromkeys(self._numbers(place, edit, passed, renumbered)),
+            **dict.fromkeys(numbers),
             **dict.fromkeys(self._told_apart(place, edit, names)),
             **dict.fromkeys(self._dropping(place, edit, names)),
         }
@@ -214,6 +217,18 @@ class Guards:
                 words[text] = word
         pairs = combinations(words, 2)
         return [*found, *(f"{a} is {b}" for a, b in pairs if words[a] == words[b])]
+
+    def require_settled(self, place: SourcePlace, edit: Edit) -> None:
+        """NotPlaced where a condition reads what the model sets as it runs: it may be set between
+        the lines that asked it and the call."""
+        names = self.sources.names.get(place, {}).get(edit.lines[0], {})
+        for text in edit.conditions:
+            for node in ast.walk(ast.parse(text, mode="eval")):
+                path = held_path(node, names) if isinstance(node, ast.Attribute) else None
+                held, inside = self.sources.innermost(path or "")
+                if held.plain.get(".".join(inside)) == CHANGING:
+                    what = f"line {edit.lines[0]}: `{ast.unparse(node)}` changes as the model runs"
+                    raise NotPlaced(f"{what}, and cannot be asked there")
 
     def gives_way(self, edit: Edit, run: SourcePlace) -> bool:
         """Whether a condition of an edit holds in another run of its block, for another branch ran
@@ -615,16 +630,17 @@ class Guards:
     ) -> Iterator[str]:
         """Conditions that numbers which Python holds have changed, for those that were
         always the same, or that nodes which are `renumbered` were given."""
-        seen = self._seen(place.block, edit)
+        seen, together = self._seen(place.block, edit), dict[str, Mapping[_Run, str]]()
         for number, decisive in _read(*self._readers[0], place, edit, renumbered):
-            here = number.file, number.span
-            if any(each.has(*here) for each in passed):
+            if any(each.has(number.file, number.span) for each in passed):
                 continue
-            if len(seen[here]) > 1 and not decisive:
-                if number.of == "module" and number.text and CHANGING not in seen[here]:
-                    yield f"{number.text} not in ({', '.join(sorted(seen[here]))})"
-                continue
-            if number.text:
+            runs = seen[number.file, number.span, number.text]
+            values = {*runs.values()}
+            if len(values) > 1 and not decisive:
+                config = number.of == "module" or (number.of == "name" and _is_fixed(runs))
+                if config and number.text and CHANGING not in values:
+                    together[number.text] = runs
+            elif number.text:
                 yield _differs(number.text, number.value)
             elif number.value != "None":  # what is not given is seldom given later
                 what = "what changes in" if number.value == CHANGING else f"the {number.value} of"
@@ -632,15 +648,18 @@ class Guards:
                     f"line {edit.lines[0]}: {what} {number.file}:{number.span.line} cannot be "
                     "asked there"
                 )
+        yield from _as_seen(together)
 
-    def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span], set[str]]:
-        """The values of each number of an edit, over all runs of its block."""
+    def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span, str], Mapping[_Run, str]]:
+        """The values of each number of an edit, by its place and text, in all runs of its block."""
         if (block, edit) not in self._known:
-            seen = self._known[block, edit] = defaultdict[tuple[str, Span], set[str]](set)
-            for sources, reader in self._readers:
+            seen = self._known[block, edit] = defaultdict[tuple[str, Span, str], dict[_Run, str]](
+                dict
+            )
+            for size, (sources, reader) in enumerate(self._readers):
                 for run in [run for run in sources.names if run.block == block]:
                     for number, _ in _read(sources, reader, run, edit):
-                        seen[number.file, number.span].add(number.value)
+                        seen[number.file, number.span, number.text][size, run] = number.value
         return self._known[block, edit]
 
     @cached_property
@@ -652,7 +671,7 @@ class Guards:
         return Constructors(self.sources.trail, self.sources.file)
 
     @cached_property
-    def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:
+    def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span, str], dict[_Run, str]]]:
         """Answers so far: the edits of many occurrences are the same."""
         return {}
 
@@ -736,12 +755,41 @@ def _in_other_dtype(text: str, dtype: str) -> str:
     return f"{text}.dtype != torch.{dtype}"
 
 
+def _of_another_type(asked: str) -> Iterator[str]:
+    """Yield the condition that a number which is asked for is of another type: of integers and 2.0
+    floats are made."""
+    text, _, value = asked.rpartition(" != ")
+    if text and value.lstrip("-")[:1].isdigit():
+        yield f"type({text}) is not {type(ast.literal_eval(value)).__name__}"
+
+
+_Run = tuple[int, SourcePlace]
+"""A run of a block, in the model at one of the sizes that it was seen at."""
+
+
+def _is_fixed(runs: Mapping[_Run, str]) -> bool:
+    """Whether a number is the same at every size of the inputs, though not in every run."""
+    first = {run: value for (size, run), value in runs.items() if size == 0}
+    return all(first.get(run, value) == value for (_, run), value in runs.items())
+
+
+def _as_seen(together: Mapping[str, Mapping[_Run, str]]) -> Iterator[str]:
+    """Yield the condition that numbers, by their texts, are together as in none of some runs."""
+    every = list(together.values())
+    runs = dict.fromkeys(run for each in every for run in each)
+    rows = {tuple(each[run] for each in every) for run in runs if all(run in e for e in every)}
+    if len(every) > 1 and rows:
+        seen = ", ".join(f"({', '.join(row)})" for row in sorted(rows))
+        yield f"({', '.join(together)}) not in ({seen}{',' if len(rows) == 1 else ''})"
+        return
+    for text, values in together.items():
+        yield f"{text} not in ({', '.join(sorted({*values.values()}))})"
+
+
 def _differs(text: str, value: str) -> str:
     """Python condition that is true when expression `text` no longer equals the captured
     `value`."""
-    if value in ("True", "False"):
-        return f"not {text}" if value == "True" else text
-    same = value == "None" or value.startswith("torch.")
+    same = value in ("None", "True", "False") or value.startswith("torch.")
     return f"{text} is not {value}" if same else f"{text} != {value}"
 
 

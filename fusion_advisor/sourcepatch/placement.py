@@ -244,6 +244,7 @@ class Placement:
             asked_too=frozenset(asked_too.intersection(edit.conditions)),
         )
         self.require_held(edit)
+        self._guards.require_settled(place, edit)
         return edit
 
     def require_held(self, edit: Edit) -> None:

@@ -395,7 +395,7 @@ class _Rewriter:
             replaced=tuple(sorted(replaced.items())),
             inserted=tuple(sorted(inserted.items())),
             called=called,
-            steering=tuple(self._steering(body.index(held[0]))),
+            steering=tuple(self._steering(body.index(held[0]), called, replaced)),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
             opened=tuple(sorted((each.at for each in self._opened), key=lambda each: each.text)),
             lines=(held[0].line, held[-1].end_line),
@@ -486,7 +486,7 @@ class _Rewriter:
                 spared.add(left[0])
             replaced[span_of(statement)] = left[0] if left else ""
 
-    def _steering(self, start: int) -> Iterator[str]:
+    def _steering(self, start: int, called: Span, replaced: Mapping[Span, str]) -> Iterator[str]:
         """Yield the conditions, at a statement of the block, under which another branch runs of
         what is taken out, in their order: one may be asked only where those before let it."""
         first = self._names(self._block[start])
@@ -501,6 +501,10 @@ class _Rewriter:
             plain = told and _is_plain(statement.test)
             if not plain or any(" or " in text for text in texts):
                 raise NotPlaced(f"line {statement.lineno}: what it asks cannot be asked before")
+            stays = (s for s in self._block if replaced.get(span_of(s)) != "")
+            between = (s for s in stays if statement.lineno < s.lineno <= called.line)
+            if _objects(statement.test) & {name for s in between for name in _altered(s)}:
+                raise NotPlaced(f"line {statement.lineno}: what it asks changes before the call")
             yield from texts
 
     def _tops(self, statement: ast.stmt) -> list[_Top]:
@@ -1170,6 +1174,27 @@ def _targets(statement: ast.stmt) -> list[str] | None:
         return None
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     return names if len(names) == len(targets) else None
+
+
+def _altered(statement: ast.stmt) -> set[str]:
+    """The words of what a statement stores into, or calls for what it does: `self.seen.append(1)`,
+    `counts["i"] += 1`."""
+    whole = [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    ]
+    match statement:
+        case ast.Expr(ast.Call(ast.Attribute(value=owner))):
+            return _objects(owner).union(*map(_objects, whole))
+        case _:
+            return set[str]().union(*map(_objects, whole))
+
+
+def _objects(node: ast.AST) -> set[str]:
+    """The attributes in an expression, and its names without them."""
+    found = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return found or names_in(node)
 
 
 def _unpacked(statement: ast.stmt) -> list[str]:
