@@ -207,3 +207,15 @@ def test_lines_that_each_run_begins_are_not_passed_by(tmp_path: Path) -> None:
     """
     text = uses(tmp_path, body(("flag", "plain"), lines), flipped, "64, 32, 1024")
     assert "t = torch.tanh(h)" in text
+
+
+def test_a_loop_that_begins_with_an_if_on_one_line(tmp_path: Path) -> None:
+    lines = """
+        def forward(self, x):
+            for turn in range(4):
+                if turn == 3: break
+                x = self.b(torch.tanh(x) * x * self.scale)
+            return x
+    """
+    text = uses(tmp_path, body(("plain",), lines), flipped, "64, 32, 1024")
+    assert "torch.tanh" not in text.split("class Layer")[1].split("def tanh")[0]

@@ -742,11 +742,12 @@ class Sources:
             return
         around = file.enclosing(statement)
         for outer, inner in pairwise(around):
-            if isinstance(outer, LOOPS) and outer.body[0] is inner is statement:
+            begins = inner.lineno == step.line  # `if a: break` begins two on one line
+            if isinstance(outer, LOOPS) and outer.body[0] is inner and begins:
                 key = step.activation, span_of(outer)
                 self._turns[key] = self._turns.get(key, 0) + 1
         for depth, outer in enumerate(around):
-            if outer.lineno == step.line:  # `if a: b` begins two on one line
+            if outer.lineno == step.line:
                 place = self._place(step.activation, file, around[: depth + 1])
                 self._begun.setdefault(step.activation, place.block)
                 self.names.setdefault(place, {}).setdefault(step.line, step.names)
