@@ -546,17 +546,16 @@ def serves(name, tensor, dtype, shape, stride):
         return f"{name} requires a gradient"
     if transformed():
         return f"{name} may have a tangent or a hidden dimension: torch.func transforms what runs"
-    if tensor.dtype != dtype or tensor.is_neg():
-        return f"{name} has dtype {tensor.dtype}{', negated' * tensor.is_neg()}, not {dtype}"
+    if not is_compiling() and tensor.is_neg():
+        return f"{name} lies negated in memory"
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}, not {dtype}"
     if tuple(tensor.shape) != tuple(shape):
         return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
-    steps = zip(shape, tensor.stride(), stride, strict=True)
-    if (
-        tensor.stride() != stride
-        and tensor.numel()
-        and any(n > 1 and have != want for n, have, want in steps)
-    ):
-        return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
+    if tensor.stride() != stride and tensor.numel():
+        steps = zip(shape, tensor.stride(), stride, strict=True)
+        if any(n > 1 and have != want for n, have, want in steps):
+            return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
     return None
 
 

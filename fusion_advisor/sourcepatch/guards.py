@@ -789,7 +789,9 @@ def _as_seen(together: Mapping[str, Mapping[_Run, str]]) -> Iterator[str]:
 def _differs(text: str, value: str) -> str:
     """Python condition that is true when expression `text` no longer equals the captured
     `value`."""
-    same = value in ("None", "True", "False") or value.startswith("torch.")
+    if value == "False":  # 0 is as good
+        return text
+    same = value in ("None", "True") or value.startswith("torch.")
     return f"{text} is not {value}" if same else f"{text} != {value}"
 
 
