@@ -62,15 +62,15 @@ def step(loss: Callable[..., Any], optimizer: Any, given: dict[str, Any]) -> Any
     return found.detach()
 
 
-def _given(job: Job, tokens: int, device: str) -> dict[str, Any]:
-    ids = torch.randint(0, job.fields["vocab_size"], (1, tokens), device=device)
+def _given(job: Job, rows: int, tokens: int, device: str) -> dict[str, Any]:
+    ids = torch.randint(0, job.fields["vocab_size"], (rows, tokens), device=device)
     return {"input_ids": ids, "labels": ids}
 
 
 def peak(way: str, job: Job, model: Any, tokens: int) -> float:
     """Bytes that a second step of one sequence takes at most; infinite where it does not fit."""
     loss, optimizer = begun(way, model)
-    given = _given(job, tokens, "cuda")
+    given = _given(job, 1, tokens, "cuda")
     try:
         step(loss, optimizer, given)
         gc.collect()
@@ -152,9 +152,7 @@ def course(way: str, job: Job, steps: int, device: str, nudge: int) -> list[floa
         weight.data.view(torch.int16).add_(chosen.to(torch.int16))
     loss, optimizer = begun(way, model)
     torch.manual_seed(1)
-    shape = job.batch, job.tokens
-    ids = [torch.randint(0, job.fields["vocab_size"], shape, device=device) for _ in range(4)]
-    rows = [{"input_ids": each, "labels": each} for each in ids]
+    rows = [_given(job, job.batch, job.tokens, device) for _ in range(4)]
     return torch.stack([step(loss, optimizer, rows[n % 4]) for n in range(steps)]).tolist()
 
 

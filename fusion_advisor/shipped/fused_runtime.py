@@ -729,7 +729,7 @@ def plan_of(launcher, *tensors, numbers=()):
     layout = [(launcher, *numbers)]
     for tensor in tensors:
         shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
-        layout += shape, stride, (tensor.dtype, tensor.is_neg()), device, tensor.requires_grad
+        layout += shape, stride, tensor.dtype, device, tensor.requires_grad, tensor.is_neg()
     layout = tuple(layout)
     plan = plans.get(layout)
     if plan is None:
@@ -737,7 +737,7 @@ def plan_of(launcher, *tensors, numbers=()):
     ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
     for pointer in pointers:
         ends |= pointer
-    graded = torch.is_grad_enabled() and True in layout[5::5]
+    graded = torch.is_grad_enabled() and True in layout[5::6]
     if ends % 16 or graded or layout[4] != torch.cuda.current_device():
         return None, None
     return layout, (pointers, plan)

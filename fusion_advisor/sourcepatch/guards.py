@@ -129,14 +129,12 @@ class Guards:
             text = spelled(self.sources.trail, path, names) or ""
             return _another_module(text, self._modules(place.block, edit).get(text, set()))
 
-        numbers = [*self._numbers(place, edit, passed, renumbered)]
-        if any("float" not in self.sources.dtype(ref) for ref in operands):
-            numbers += [each for text in numbers for each in _of_another_type(text)]
+        whole = any("float" not in self.sources.dtype(ref) for ref in operands)
         conditions = {
             **dict.fromkeys(self._called.conditions(place, edit, given, module)),
             **dict.fromkeys(self._exchanged(place, edit, names, passed)),
             **dict.fromkeys(self._elsewhere(place, edit, here, names, operands, only_dtype)),
-            **dict.fromkeys(numbers),
+            **dict.fromkeys(self._numbers(place, edit, passed, renumbered, whole=whole)),
             **dict.fromkeys(self._told_apart(place, edit, names)),
             **dict.fromkeys(self._dropping(place, edit, names)),
         }
@@ -627,9 +625,12 @@ class Guards:
         edit: Edit,
         passed: Collection[Held],
         renumbered: Collection[str] = (),
+        *,
+        whole: bool = False,
     ) -> Iterator[str]:
         """Conditions that numbers which Python holds have changed, for those that were
-        always the same, or that nodes which are `renumbered` were given."""
+        always the same, or that nodes which are `renumbered` were given; with `whole`, where
+        integers are computed with, that they are of another type: 2.0 makes floats of those."""
         seen, together = self._seen(place.block, edit), dict[str, Mapping[_Run, str]]()
         for number, decisive in _read(*self._readers[0], place, edit, renumbered):
             if any(each.has(number.file, number.span) for each in passed):
@@ -642,6 +643,9 @@ class Guards:
                     together[number.text] = runs
             elif number.text:
                 yield _differs(number.text, number.value)
+                if whole and number.value.lstrip("-")[:1].isdigit():
+                    kind = type(ast.literal_eval(number.value)).__name__
+                    yield f"type({number.text}) is not {kind}"
             elif number.value != "None":  # what is not given is seldom given later
                 what = "what changes in" if number.value == CHANGING else f"the {number.value} of"
                 raise NotPlaced(
@@ -753,14 +757,6 @@ def _follows(function: Function, name: str, other: str, line: int) -> bool:
 
 def _in_other_dtype(text: str, dtype: str) -> str:
     return f"{text}.dtype != torch.{dtype}"
-
-
-def _of_another_type(asked: str) -> Iterator[str]:
-    """Yield the condition that a number which is asked for is of another type: of integers and 2.0
-    floats are made."""
-    text, _, value = asked.rpartition(" != ")
-    if text and value.lstrip("-")[:1].isdigit():
-        yield f"type({text}) is not {type(ast.literal_eval(value)).__name__}"
 
 
 _Run = tuple[int, SourcePlace]
