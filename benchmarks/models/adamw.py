@@ -41,7 +41,7 @@ from .training import JOBS, Job, built, narrow, way_of
 WAYS = "eager,compile,backend,backend:chunked_loss=True,backend:chunked_loss=True:memory=0.8,liger"
 _STEP = 1024
 """Tokens between two lengths that are tried."""
-_TRIES = 6
+_TRIES = 4
 
 
 def begun(way: str, model: Any) -> tuple[Callable[..., Any], Any]:
@@ -94,19 +94,20 @@ def longest(way: str, job: Job, gigabytes: float) -> tuple[int, int]:
     model.train()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total)
-    one, other = 8 * _STEP, 16 * _STEP
+    one, other = 8 * _STEP, 24 * _STEP
     low, high = (peak(way, job, model, tokens) for tokens in (one, other))
     each = (high - low) / (other - one)
     tokens, fits, fails = int((gigabytes * 1e9 - low) / each) + one, other, 0
+    apart = tokens // 32
     for _ in range(_TRIES):
         tokens -= tokens % _STEP
         if peak(way, job, model, tokens) < float("inf"):
             fits = tokens
         else:
             fails = tokens
-        tokens = (fits + fails) // 2 if fails else fits + fits // 8
-        if fails and fails - fits <= _STEP:
+        if fits > other and fails:
             break
+        tokens += -apart if fails else apart
     return fits, fails
 
 
