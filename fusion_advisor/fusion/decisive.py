@@ -27,6 +27,8 @@ _ONCE = frozenset({"load", "const", "given", "place", "extent", "size", "round",
 """Expressions beside primitives that round once or not at all."""
 _EXTREMES = ("max", "min", "argmax", "argmin")
 
+_OF_RANGE = frozenset(f"aten.{name}.default" for name in ("isinf", "isnan", "isposinf", "isneginf"))
+
 
 @dataclass(frozen=True)
 class Decisive:
@@ -58,7 +60,8 @@ class Decisive:
         return [_named(flow, ref, launch) for ref, launch in self._picks(flow)]
 
     def _picks(self, flow: Dataflow) -> list[tuple[Ref, int]]:
-        return [(ref, launch) for ref, launch in self.feeds if not steps(flow.nodes[launch].op)]
+        picks = (each for each in self.feeds if not steps(flow.nodes[each[1]].op))
+        return [(ref, launch) for ref, launch in picks if not _asks_range(flow.nodes[launch])]
 
     def loosened(self, exprs: Sequence[Expr], values: Mapping[Ref, int]) -> list[Expr]:
         """The expressions of a region, exact where that decides. What a sum is in, up to a rounding
@@ -117,6 +120,8 @@ def decisive_nodes(flow: Dataflow, members: Sequence[int]) -> Decisive:
         for launch in sorted(inside)
         if _decides(flow.nodes[launch])
         for ref, _ in made(launch)
+        # eager's float16 overflows where a kernel's float32 does not
+        if flow.annotated.tensors[ref].dtype == "float16" or not _asks_range(flow.nodes[launch])
     ]
     found = set[int]()
     waiting = [flow.position[flow.base(ref).node] for ref, _ in feeds]
@@ -133,14 +138,22 @@ def _floats(tensor: Tensor) -> bool:
 
 
 def _decides(node: Node) -> bool:
-    """Whether a small change of an operand may change a result by a step. `x == inf` does not:
-    rounding does not change its answer, short of an overflow that eager has too."""
+    """Whether a small change of an operand may change a result by a step."""
     op = REGISTRY.get(node.op)
-    if op is None or not any(node.outputs) or (not op.discrete and _floats(node.out)):
+    return op is not None and any(node.outputs) and (op.discrete or not _floats(node.out))
+
+
+def _asks_range(node: Node) -> bool:
+    """Whether a launch asks of a value only if it is infinite or NaN, as `isinf`, `x == inf` and
+    `x == x` do. Rounding does not change the answer, short of a value at the edge of its range."""
+    if node.op in _OF_RANGE:
+        return True
+    if node.op in ("aten.eq.Tensor", "aten.ne.Tensor"):
+        return node.args[0] == node.args[1]
+    if node.op not in ("aten.eq.Scalar", "aten.ne.Scalar"):
         return False
-    other = node.args[1] if len(node.args) > 1 else None
-    compares = node.op in ("aten.eq.Scalar", "aten.ne.Scalar")
-    return not (compares and isinstance(other, float) and math.isinf(other))
+    other = node.args[1]
+    return isinstance(other, float) and math.isinf(other)
 
 
 def _adds(expr: Expr) -> bool:

@@ -539,6 +539,16 @@ def isinf(b: Builder, x: Value) -> Value:
     return b.apply("eq", b.apply("abs", x), math.inf)
 
 
+@pointwise("aten.isposinf.default", inputs="raw")
+def isposinf(b: Builder, x: Value) -> Value:
+    return b.apply("eq", x, math.inf)
+
+
+@pointwise("aten.isneginf.default", inputs="raw")
+def isneginf(b: Builder, x: Value) -> Value:
+    return b.apply("eq", x, -math.inf)
+
+
 # -- copies and constants --------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ rounds them, or refused."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from fusion_advisor.region.exprs import Expr, Pool
 from fusion_advisor.support.worker import Worker
 
-from .regions import decided, flow_of, kernel_of
+from .regions import decided, flow_of, interpreted, kernel_of
 from .test_emit import checked, x
 
 DECIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -74,6 +75,86 @@ def test_a_step_may_be_told_by_a_function_or_a_sum_and_a_place_may_not(
 
 def test_what_rounds_once_decides_nothing_otherwise() -> None:
     assert "decided" not in kernel_of(lambda a, b: torch.round(a / b), x(9, 70), x(9, 70)).text
+
+
+_KERNEL = """
+import json, sys
+import torch
+from pathlib import Path
+from fusion_advisor.verify.interpreter import install
+install()
+from fusion_advisor.shipped.load import load_module
+module = load_module(Path(sys.argv[1]).read_text(), Path(sys.argv[1]).parent)
+"""
+
+
+def _share(a: torch.Tensor) -> torch.Tensor:
+    """Zeros where a row holds nothing."""
+    kept = (torch.exp(a) * 0.7).masked_fill(a < 1.0, -torch.inf)
+    top = kept.max(-1, keepdim=True).values
+    powers = torch.exp(kept - torch.where(torch.isinf(top), torch.zeros_like(top), top))
+    return powers / (powers.sum(-1, keepdim=True) + 1e-9)
+
+
+OF_RANGE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "isinf": torch.isinf,
+    "isposinf": torch.isposinf,
+    "isneginf": torch.isneginf,
+    "isnan": torch.isnan,
+    "isfinite": torch.isfinite,
+    "compared": lambda a: a == -torch.inf,
+    "with itself": lambda a: a != a,
+}
+
+
+@pytest.mark.parametrize("asks", OF_RANGE)
+def test_what_asks_for_infinity_or_nan_may_be_told_by_a_function(asks: str, worker: Worker) -> None:
+    """Which no last bit tells."""
+
+    def replaced(a: torch.Tensor) -> torch.Tensor:
+        made = torch.log(a) * 3.0
+        return torch.where(OF_RANGE[asks](made), 0.5, made)
+
+    inputs = (x(9, 70).clamp(min=0),)
+    assert refused(replaced, *inputs) == ""
+    assert checked(replaced, inputs, worker) is None
+    assert '"decided"' not in kernel_of(replaced, *inputs).text
+
+
+def test_a_softmax_of_rows_that_may_hold_nothing_is_one_kernel(
+    worker: Worker, tmp_path: Path
+) -> None:
+    assert refused(_share, x(300, 70)) == ""
+    assert checked(_share, (x(300, 70),), worker) is None
+    nothing = interpreted(
+        kernel_of(_share, x(300, 70)),
+        f"""{_KERNEL}
+given = torch.full((3, 70), 0.5)
+given[1, 5] = 2.0
+found = module.k(given)
+print(json.dumps([found[0].abs().max().item(), found[1, 5].item(), found.sum().item()]))
+""",
+        tmp_path,
+    )
+    assert nothing == [0.0, 1.0, 1.0]
+
+
+def test_float16_overflows_as_in_eager(tmp_path: Path) -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        made = a * 300
+        return torch.where(torch.isinf(made), torch.zeros_like(made), made / 300)
+
+    found = interpreted(
+        kernel_of(function, x(9, 70, dtype=torch.float16)),
+        f"""{_KERNEL}
+given = torch.full((1, 70), 2.0, dtype=torch.float16)
+given[0, 3] = 300.0
+found = module.k(given)
+print(json.dumps([found[0, 2].item(), found[0, 3].item()]))
+""",
+        tmp_path,
+    )
+    assert found == [2.0, 0.0]
 
 
 def test_one_of_two_equal_values_that_picks_a_place_is_refused() -> None:

@@ -624,7 +624,7 @@ class _Rewriter:
     def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
         """Value of an expression: the last that it evaluates itself, or the result of its call."""
         span = span_of(node)
-        if isinstance(node, ast.Subscript) and (whole := _picked(node)):
+        if isinstance(node, ast.expr) and (whole := _picked(node)):
             return self._several_of(whole).get(_index(node))
         steps = sorted(self._exactly(span))
         if not steps and (whole := self._unchanged(node)):
@@ -1151,15 +1151,20 @@ def _result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> st
 
 
 def _picked(node: ast.expr) -> ast.expr | None:
-    """The call in `call(...)[0]`."""
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
-        return node.value if _index(node) is not None else None
-    return None
+    """The call in `call(...)[0]`, and in `call(...).values`."""
+    of = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
+    return of if isinstance(of, ast.Call) and _index(node) is not None else None
 
 
-def _index(node: ast.Subscript) -> int | None:
-    number = node.slice.value if isinstance(node.slice, ast.Constant) else None
-    return number if isinstance(number, int) else None
+def _index(node: ast.expr) -> int | None:
+    """Which one of several results is taken, by its number or by the name that torch gives it."""
+    match node:
+        case ast.Subscript(slice=ast.Constant(int(number))):
+            return number
+        case ast.Attribute(attr="values" | "indices" as name):
+            return ("values", "indices").index(name)
+        case _:
+            return None
 
 
 def _targets(statement: ast.stmt) -> list[str] | None:
