@@ -14,8 +14,14 @@ from fusion_advisor.ir.graph import Arg, Node, Ref, Tensor
 def difference(one: Dataflow, other: Dataflow) -> str:
     """Describe a difference between two graphs; empty where they are equal: the same results, made
     by the same operators with the same arguments, and the same writes to tensors of the caller. The
-    order of launches, and nodes that no result needs, do not count."""
-    first, second = _Meaning(one), _Meaning(other)
+    order of launches, nodes that no result needs, and copies of the same values do not count."""
+    said = _difference(_Meaning(one), _Meaning(other))
+    if said and not _difference(_Meaning(one, layouts=False), _Meaning(other, layouts=False)):
+        return ""  # one of them copies what the other reads where it lies
+    return said
+
+
+def _difference(first: _Meaning, second: _Meaning) -> str:
     mine, theirs = first.results(), second.results()
     if len(mine) != len(theirs):
         return f"{len(theirs)} results instead of {len(mine)}"
@@ -69,8 +75,12 @@ def _layout(tensor: Tensor) -> object:
 
 
 class _Meaning:
-    def __init__(self, flow: Dataflow) -> None:
+    """What a graph computes. Without `layouts` only results lie somewhere: a copy is what it
+    copies, and a view is told by its operator and its sizes."""
+
+    def __init__(self, flow: Dataflow, *, layouts: bool = True) -> None:
         self._flow = flow
+        self._layouts = layouts
         self._hashes: list[str] = []
         for number, node in enumerate(flow.nodes):
             operands = iter(flow.operands[number])
@@ -82,9 +92,27 @@ class _Meaning:
                 args = args[1:]
             given = node.name if node.kind != "call" else ""
             row: object = (given, out_of_place(node.op), args, kwargs)
-            if flow.is_view(number):  # what it looks at, and how: `_of` tells the layout
+            if layouts and flow.is_view(number):  # what it looks at; `_of` tells the layout
                 row = "view", self._of(flow.base(flow.operands[number][0]))
-            self._hashes.append(sha256(repr(row).encode()).hexdigest())
+            elif not layouts and node.op in _RESHAPES:
+                row = "reshape", args[:1]
+            elif not layouts and "as_strided" in node.op:
+                tensors = flow.annotated.tensors
+                row = row, [(tensors[r].stride, tensors[r].offset) for r in flow.operands[number]]
+            same = not layouts and self._unchanged(number)
+            self._hashes.append(same or sha256(repr(row).encode()).hexdigest())
+
+    def _unchanged(self, number: int) -> str:
+        """Hash of what a copy or a view has the elements and sizes of; empty where there is
+        none."""
+        flow, tensors = self._flow, self._flow.annotated.tensors
+        node = flow.nodes[number]
+        if node.op not in (*_RESHAPES, "aten.clone.default", "aten.expand.default"):
+            return ""
+        of = flow.operands[number][0]
+        made, given = node.outputs[0], tensors[of]
+        like = made is not None and (made.shape, made.dtype) == (given.shape, given.dtype)
+        return self._hashes[flow.position[of.node]] if like and not of.output else ""
 
     def _said(self, node: Node) -> tuple[str, ...]:
         """Keywords that change nothing: where the tensor lives, and the dtype of a result that has
@@ -108,12 +136,16 @@ class _Meaning:
     def _of(self, ref: Ref) -> str:
         made = self._flow.annotated.tensors[ref]
         number = self._flow.position[ref.node]
-        layout = made.shape, made.stride, made.offset, made.dtype
-        return repr((self._hashes[number], ref.output, layout))
+        layout = (made.stride, made.offset) if self._layouts else ()
+        return repr((self._hashes[number], ref.output, (made.shape, made.dtype, *layout)))
 
     def results(self) -> list[str]:
         flow = self._flow
-        return [self._of(ref) for ref in flow.annotated.graph.outputs]
+        tensors = flow.annotated.tensors
+        return [
+            repr((self._of(ref), _layout(tensors[ref]), tensors[ref].offset))
+            for ref in flow.annotated.graph.outputs
+        ]
 
     def writes(self) -> list[str]:
         """Hashes of the launches that write tensors that exist before the graph runs."""
@@ -136,6 +168,9 @@ class _Meaning:
                 return _named(node)
         return ""
 
+
+_RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+"""Views that change no element's place in its order."""
 
 _PLACE = ("pin_memory", "device", "layout")
 """Keywords for where a tensor lives, which is the same for all of a model."""

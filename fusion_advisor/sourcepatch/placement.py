@@ -176,7 +176,8 @@ class Placement:
         """Find the place where one occurrence of a group, lowered as `expressed`, is made, and the
         edit there; `decision` is the group's. Raises NotPlaced with the reason."""
         call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
-        place, edit = rewrite(self.sources, self.flow, border.members, call)
+        members, call = self._before_copies(border.members, call)
+        place, edit = rewrite(self.sources, self.flow, members, call)
         try:
             return place, self._asking(place, edit, decision, expressed, only_dtype=only_dtype)
         except NotPlaced as reason:
@@ -255,6 +256,51 @@ class Placement:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
         if not self.operators and (edit.needs_function or edit.wholes):
             require_function(file, edit)
+
+    def _before_copies(
+        self, members: Sequence[int], call: KernelCall
+    ) -> tuple[Sequence[int], KernelCall]:
+        """The members of a group and its call without the copies that an expression makes of what
+        it is given, before it computes something else: `matmul`, of rows that lie apart. The call
+        gives what is copied as the copy lies, and nothing is left to copy."""
+        inside, outputs = {*members}, list[Ref]()
+        for ref in call.outputs:
+            copied = self._copied.get(self.flow.position[ref.node], [])
+            if copied and self.flow.position[copied[-1].node] in inside:
+                inside -= {self.flow.position[each.node] for each in copied[:-1]}
+                ref = copied[-1]
+            outputs.append(ref)
+        return sorted(inside), replace(call, outputs=tuple(outputs))
+
+    @cached_property
+    def _copied(self) -> dict[int, list[Ref]]:
+        """Copies, each within an expression that launches something else, too: a copy, the views
+        that it is made of, and what the expression is given, which is computed, has the copy's
+        sizes, and is read by nothing else. No op stands for one of these."""
+        found, flow, tensors = dict[int, list[Ref]](), self.flow, self.flow.annotated.tensors
+        for number, node in enumerate(() if self.operators else flow.nodes):
+            if node.op != "aten.clone.default" or node.step is None:
+                continue
+            beside = [flow.position[each.name] for each in self.sources.made.get(node.step, ())]
+            if all(flow.fusible[each] or not flow.launches(each) for each in beside):
+                continue
+            chain = [Ref(node.name)]
+            while flow.nodes[at := flow.position[chain[-1].node]].step == node.step:
+                of = flow.operands[at][0]
+                alone = of not in flow.returned and [*flow.readers.get(of, ())] == [at]
+                if not alone or tensors[of].shape != tensors[chain[0]].shape:
+                    break
+                chain.append(of)
+            else:
+                if flow.nodes[at].kind == "call":
+                    found[number] = chain
+        return found
+
+    def _step(self, number: int) -> int | None:
+        """The evaluation that a launch is put in place of: of a copy that an expression makes of
+        what it is given, the one that makes that."""
+        copied = self._copied.get(number)
+        return self.flow.nodes[self.flow.position[copied[-1].node] if copied else number].step
 
     def _call(
         self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
@@ -474,7 +520,7 @@ class Placement:
         """The dataflow with launches kept apart that no block of the source could have in
         one kernel."""
         holding: dict[SourcePlace, int] = {}
-        possible = [tuple(self._possible(node.step)) for node in self.flow.nodes]
+        possible = [tuple(self._possible(self._step(n))) for n in range(len(self.flow.nodes))]
         for number, places in enumerate(possible):
             for place in places:
                 holding[place] = holding.get(place, 0) | 1 << number
@@ -532,7 +578,7 @@ class Placement:
 
     def around(self, launch: int) -> Iterator[object]:
         """Yield the blocks of the source that a launch is made in, and the statements of these."""
-        step = self.flow.nodes[launch].step
+        step = self._step(launch)
         for place, standing in (self.sources.standing[step] if step is not None else {}).items():
             yield from (place, (place, standing.statement))
 
@@ -541,7 +587,7 @@ class Placement:
         known: dict[SourcePlace, int] = {}
         rows: list[object] = []
         for number in component:
-            step = self.flow.nodes[number].step
+            step = self._step(number)
             places = self.sources.standing[step] if step is not None else {}
             rows.append(tuple((known.setdefault(p, len(known)), p.block) for p in places))
         return tuple(rows)

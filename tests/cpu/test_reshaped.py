@@ -1,4 +1,5 @@
-"""A result that its expression copies into another shape: the kernel writes what that gives."""
+"""Results that are copied: by their own expression into another shape, where the kernel writes what
+that gives, and by a product that takes them, where it writes what that copies."""
 
 from __future__ import annotations
 
@@ -55,9 +56,60 @@ WAYS = {
 }
 
 
+PRODUCT = """
+    class Model(nn.Module):
+        def __init__(self, heads=8):
+            super().__init__()
+            self.q, self.k, self.out = nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 512)
+            self.heads = heads
+
+        def forward(self, x):
+            b, t, d = x.shape
+            q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)
+            k = self.k(x).view(b, t, self.heads, -1).transpose(1, 2)
+            {}
+            y = (s @ self.out(x).view(b, t, self.heads, -1).transpose(1, 2)) + s.mean()
+            return self.out(y.transpose(1, 2).reshape(b, t, d))
+"""
+PRODUCTS = {
+    "matmul": """
+            q, k = torch.tanh(q) * 2.0, torch.sigmoid(k) * 0.5
+            s = torch.matmul(q, k.transpose(-1, -2))""",
+    "operator": """
+            q = torch.tanh(q) * 2.0
+            s = q @ (torch.sigmoid(k) * 0.5).mT""",
+    "einsum": """
+            q = torch.tanh(q) * 2.0
+            s = torch.einsum("bhid,bhjd->bhij", q, k)""",
+    "read once more": """
+            q = torch.tanh(q) * 2.0
+            k = torch.sigmoid(k) * 0.5
+            s = torch.matmul(q, k.transpose(-1, -2)) + q.mean(-1, keepdim=True)""",
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("way", PRODUCTS)
+def test_the_copy_that_a_product_makes_is_the_kernels(way: str, tmp_path: Path) -> None:
+    """Where nothing else reads what is copied: of that the strides would be others. What einsum
+    copies has one more dimension."""
+    patch = made(tmp_path, PRODUCT.format(PRODUCTS[way]), shape="16, 512, 512", resized=True)
+    text = changed(patch)
+    assert "torch.tanh(q)" not in text
+    assert "torch.sigmoid(k)" not in text
+    texts = [t for path, t in patch.patch.after.items() if path.parent.name == "fused_model"]
+    copies = sum("clone" in text for text in texts)
+    assert copies == {"matmul": 2, "operator": 2, "einsum": 0, "read once more": 1}[way]
+    (tmp_path / "original.py").write_text((tmp_path / "model.py").read_text())
+    applied = subprocess.run(["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path)
+    assert applied.returncode == 0
+    rounded = "(made, known, rtol=1e-4, atol=1e-4)"  # a product of rows that lie otherwise
+    run_script(textwrap.dedent(RUN).replace("(made, known)", rounded), folder=tmp_path)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_copy_of_a_reshape_is_the_kernels(way: str, tmp_path: Path) -> None:
+def test_the_copy_of_of_a_reshape_is_the_kernels(way: str, tmp_path: Path) -> None:
     patch = made(tmp_path, MODEL.format(WAYS[way]), shape="16, 512, 512", resized=True)
     text = changed(patch)
     assert "torch.sigmoid(g)" not in text
