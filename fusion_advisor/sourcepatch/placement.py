@@ -260,7 +260,7 @@ class Placement:
     def _before_copies(
         self, members: Sequence[int], call: KernelCall
     ) -> tuple[Sequence[int], KernelCall]:
-        """The members of a group and its call without the copies that an expression makes of what
+        """Members of a group and its call without the copies that an expression makes of what
         it is given, before it computes something else: `matmul`, of rows that lie apart. The call
         gives what is copied as the copy lies, and nothing is left to copy."""
         inside, outputs = {*members}, list[Ref]()
@@ -297,7 +297,7 @@ class Placement:
         return found
 
     def _step(self, number: int) -> int | None:
-        """The evaluation that a launch is put in place of: of a copy that an expression makes of
+        """Evaluation that a launch is put in place of: of a copy that an expression makes of
         what it is given, the one that makes that."""
         copied = self._copied.get(number)
         return self.flow.nodes[self.flow.position[copied[-1].node] if copied else number].step
