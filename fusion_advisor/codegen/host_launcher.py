@@ -248,7 +248,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> str:
     """One launch."""
     step = kernel.step
     constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
-    constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
+    constants += [f"num_warps={step.warps}"]
     given, numbers = _tuple(_given(file, kernel)), _tuple(_numbers(file, kernel))
     return f"launch({', '.join([kernel.name, _grid(file, kernel), given, numbers, *constants])})"
 

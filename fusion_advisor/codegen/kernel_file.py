@@ -57,27 +57,6 @@ class JitFunction:
     def accesses(self) -> tuple[Access, ...]:
         return (*self.step.loads, *self.step.stores)
 
-    @property
-    def contracts(self) -> bool:
-        """May a product and a sum round once? Not where a product is compared with its own maximum:
-        exp(x * s - max(x * s)) of large products would not be 1 at the maximum, but overflow. Nor
-        where a sum has to be exact."""
-        region = self.step.region
-        exact = {region.exprs[n].op for n in region.live if region.exprs[n].exact}
-        if "mul" in exact and exact & {"add", "sub"}:
-            return False
-        compared = {
-            region.exprs[number].args[0]
-            for number in region.all("reduce")
-            if region.exprs[number].monoid in ("max", "min")
-        }
-        products = {number for number in compared if region.exprs[number].op == "mul"}
-        return not any(
-            products & set(region.exprs[number].args)
-            for number in region.live
-            if region.exprs[number].op in ("add", "sub")
-        )
-
     def named(self, access: Access) -> str:
         return self.body.tensors[access.name]
 

@@ -102,7 +102,6 @@ def _launch(kernel: JitFunction) -> Launch:
         constants=tuple((constant.name, constant.value) for constant in kernel.body.constants),
         num_warps=step.warps,
         num_stages=step.stages,
-        fp_fusion=kernel.contracts,
         divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
     )
 

@@ -165,6 +165,7 @@ def _template(op: str, way: str) -> str:
         "scalar": primitive.scalar,
         "double": primitive.double,
         "integer": primitive.integer,
+        "apart": primitive.apart,
     }
     return ways[way] or primitive.text
 

@@ -73,8 +73,6 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 3
     divisible: tuple[str, ...] = ()
-    fp_fusion: bool = True
-    """Whether the compiler may contract a multiplication and an addition into one rounding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusion_advisor.ir.graph import FLOATS
 from fusion_advisor.region.primitives import LIBRARY
 from fusion_advisor.region.region import Region
 
@@ -25,6 +26,19 @@ def one_more(region: Region) -> frozenset[int]:
         and number not in results
         and all(_adds_one(region, user) for user in users[number])
     )
+
+
+def rounded_apart(region: Region) -> frozenset[int]:
+    """Products that are rounded before they are added to anything: where sums have to be exact,
+    those that have to be, too; and those that their own maximum is taken from. Of a large product,
+    exp(x * s - max(x * s)) would not be 1 at the maximum, but overflow."""
+    exprs, live = region.exprs, region.live
+    products = {n for n in live if exprs[n].op == "mul" and exprs[n].dtype in FLOATS}
+    sums = [exprs[n] for n in live if exprs[n].op in ("add", "sub")]
+    exact = {n for n in products if exprs[n].exact and any(each.exact for each in sums)}
+    extremes = (n for n in region.all("reduce") if exprs[n].monoid in ("max", "min"))
+    compared = products.intersection(exprs[n].args[0] for n in extremes)
+    return frozenset(exact | compared.intersection(arg for each in sums for arg in each.args))
 
 
 def added_up(region: Region) -> frozenset[int]:

@@ -29,6 +29,8 @@ class Primitive:
     exact: bool = False
     scalar: str = ""
     """The form to use as `precise` where it is evaluated once a row only."""
+    apart: str = ""
+    """The form that the compiler contracts with no sum."""
     special: bool = False
     """Runs on the special-function unit (transcendentals)."""
 
@@ -49,7 +51,7 @@ def _library(name: str, arity: int = 1) -> Primitive:
 PRIMITIVES: dict[str, Primitive] = {
     "add": _binary("+"),
     "sub": _binary("-"),
-    "mul": _binary("*"),
+    "mul": Primitive("({0} * {1})", exact=True, apart="libdevice.mul_rn({0}, {1})"),
     "div": Primitive(
         "({0} / {1})", precise="tl.div_rn({0}, {1})", double="({0} / {1})", exact=True, special=True
     ),

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.region.exprs import Expr, number_of
-from fusion_advisor.region.peephole import WITH_ONE, added_up, one_more
+from fusion_advisor.region.peephole import WITH_ONE, added_up, one_more, rounded_apart
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.addresses import Addresses
@@ -142,6 +142,7 @@ class Body(Addresses):
         self._terms = only_summed(self.region, sums)
         self._large = self._at_least_one(sums)
         self._one_more = one_more(self.region)
+        self._uncontracted = rounded_apart(self.region)
         self._added_up = added_up(self.region)
 
     def _at_least_one(self, sums: Mapping[int, int]) -> Mapping[int, int]:
@@ -346,6 +347,8 @@ class Body(Addresses):
         single, loose = held == "float32", not expr.exact
         precise = self.precise and not expr.rough
         way = ""
+        if number in self._uncontracted:
+            return Elementwise(expr.op, tuple(map(self._typed, expr.args)), "apart")
         if number in self._one_more:
             return DeviceCall(WITH_ONE[expr.op], (operands[0],))
         if held == "float64" and primitive.double:

@@ -263,6 +263,7 @@ _LIBDEVICE = {
     "fma": lambda x, y, z: x * y + z,
     "j0": torch.special.bessel_j0,
     "j1": torch.special.bessel_j1,
+    "mul_rn": torch.mul,
     "nearbyint": torch.round,
     "norm_cdf": torch.special.ndtr,
     "normcdf": torch.special.ndtr,

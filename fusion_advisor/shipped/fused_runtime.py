@@ -258,7 +258,7 @@ def asked_of(launcher, given):
     """Results and scratch of a launcher as fake tensors, and the launches that it would make:
     kernel, warps, grid and arguments by their names. None where Inductor cannot make them: a size
     or a number is not known yet, or beyond 32 bits, where PyTorch 2.11 stops; the kernel takes no
-    such tensors, rounds twice, needs zeroed memory, is not `analysed`, or is interpreted."""
+    such tensors, needs zeroed memory, is not `analysed`, or is interpreted."""
     for each in given:
         numbers = (*each.shape, *each.stride()) if isinstance(each, FakeTensor) else (each,)
         if any(type(number) not in (int, float) for number in numbers):
@@ -274,10 +274,10 @@ def asked_of(launcher, given):
     scratch, *zeroed = more or ((),)
     launches = []
     for kernel, grid, arguments, constants in asked:
-        warps, contracts = constants.pop("num_warps"), constants.pop("enable_fp_fusion")
+        warps = constants.pop("num_warps")
         near = all(type(each) is not int or each < 2**31 for each in arguments)
         known = near and analysed(kernel) and {*constants} <= {*kernel.arg_names}
-        if zeroed or not (contracts and known):
+        if zeroed or not known:
             return None
         names = [name for name in kernel.arg_names if name not in constants]
         named = dict(zip(names, arguments, strict=True))
@@ -679,7 +679,7 @@ def launch(kernel, grid, tensors, numbers, **constants):
         return None if any(odd) else (start, tensors, values)
     if interpreted():
         repair()
-    compiled = kernel[grid](*tensors, *numbers, **constants)
+    compiled = kernel[grid](*tensors, *numbers, **{"enable_fp_fusion": True} | constants)
     if DIRECT and compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()

@@ -75,7 +75,7 @@ def _layout(tensor: Tensor) -> object:
 
 
 class _Meaning:
-    """Meaning of a graph: what it computes. Without `layouts` only results lie somewhere: a copy is what it
+    """Computation of a graph. Without `layouts` only results lie somewhere: a copy is what it
     copies, and a view is told by its operator and its sizes."""
 
     def __init__(self, flow: Dataflow, *, layouts: bool = True) -> None:

@@ -94,7 +94,8 @@ class Elementwise(Tile):
     """Primitive of the region form (`region/primitives`), element by element.
 
     `way` is how it is computed: "" where results have 16 bits or fewer, `precise` as good as the
-    math library's in float32, `scalar` the same once a row, `double` in float64, `integer`.
+    math library's in float32, `scalar` the same once a row, `double` in float64, `integer`;
+    `apart` is rounded before it is added to anything.
     """
 
     op: str

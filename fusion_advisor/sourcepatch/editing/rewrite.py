@@ -1157,7 +1157,7 @@ def _picked(node: ast.expr) -> ast.expr | None:
 
 
 def _index(node: ast.expr) -> int | None:
-    """Which one of several results is taken, by its number or by the name that torch gives it."""
+    """Place among several results of the one that is taken, by its number or torch's name."""
     match node:
         case ast.Subscript(slice=ast.Constant(int(number))):
             return number

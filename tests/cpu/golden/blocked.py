@@ -46,8 +46,7 @@ def blocked(args_0):
     cumsum_out = host.empty((n0, n1), (n1, 1), torch.float32, args_0)
     far = host.beyond_int32((cumsum_out, args_0))
     steps = [host.launch(
-        blocked_kernel, (n0,), (args_0, cumsum_out), (n1,), COLS=2048, FAR=far, num_warps=4,
-        enable_fp_fusion=True,
+        blocked_kernel, (n0,), (args_0, cumsum_out), (n1,), COLS=2048, FAR=far, num_warps=4
     )]  # fmt: skip
     return (cumsum_out,), steps
 

@@ -62,7 +62,6 @@ def dropout_gelu(args_0, seed=None, offset=None):
     steps = [host.launch(
         dropout_gelu_kernel, lambda at: (host.cdiv(n0 * n1, at["BLOCK"]),),
         (args_0, seed, offset, dropout_gelu_out), (n0 * n1,), BLOCK=1024, FAR=far, num_warps=4,
-        enable_fp_fusion=True,
     )]  # fmt: skip
     return (dropout_gelu_out,), steps
 

@@ -101,11 +101,11 @@ def mean_loss(args_0, args_1):
         host.launch(
             mean_loss_parts_kernel, (parts,), (args_1, args_0, nll_loss_parts, nll_loss_parts_1),
             (20, n1), ROWS=32, COLS=host.power_of_two(20), DIVISOR=host.divisor(20),
-            ROWS_DIVISOR=host.divisor(n1), FAR=far, num_warps=1, enable_fp_fusion=True,
+            ROWS_DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
         ),
         host.launch(
             mean_loss_results_kernel, (1,), (nll_loss_parts, nll_loss_parts_1, nll_loss_out),
-            (parts,), COLS=host.power_of_two(parts), FAR=far, num_warps=1, enable_fp_fusion=True,
+            (parts,), COLS=host.power_of_two(parts), FAR=far, num_warps=1,
         ),
     ]  # fmt: skip
     return (nll_loss_out,), steps, (nll_loss_parts, nll_loss_parts_1)

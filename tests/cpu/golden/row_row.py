@@ -72,12 +72,10 @@ def row_row(args_0):
         host.launch(
             row_row_rows_kernel, (n0,), (args_0, amax_values), (n1,), COLS=host.first_piece(n1),
             REST=host.second_piece(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
-            enable_fp_fusion=True,
         ),
         host.launch(
             row_row_results_kernel, (1,), (amax_values, amin_out), (n0,), COLS=host.first_piece(n0),
             REST=host.second_piece(n0), DIVISOR=host.divisor(n0), FAR=far, num_warps=4,
-            enable_fp_fusion=True,
         ),
     ]  # fmt: skip
     return (amin_out,), steps, (amax_values,)

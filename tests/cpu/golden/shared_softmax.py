@@ -80,7 +80,7 @@ def shared_softmax(args_0):
         host.launch(
             shared_softmax_kernel, (n0 * parts,), (args_0, softmax_out, workspace), (parts, n1),
             COLS=64, PEERS=host.power_of_two(parts), DIVISOR=host.divisor(n1), FAR=far, STEP=step,
-            num_warps=1, enable_fp_fusion=True,
+            num_warps=1,
         ) for step in ((-1,) if together else (0, 1))
     ]  # fmt: skip
     return (softmax_out,), steps, (), (workspace,)

@@ -56,7 +56,6 @@ def softmax(args_0):
     steps = [host.launch(
         softmax_kernel, lambda at: (host.cdiv(n0, at["ROWS"]),), (args_0, softmax_out), (n1, n0),
         ROWS=2, COLS=host.power_of_two(n1), DIVISOR=host.divisor(n1), FAR=far, num_warps=1,
-        enable_fp_fusion=True,
     )]  # fmt: skip
     return (softmax_out,), steps
 

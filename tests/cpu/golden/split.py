@@ -66,12 +66,11 @@ def split(args_0):
     steps = [
         host.launch(
             split_parts_kernel, (n0, parts), (args_0, sum_1_parts), (n1, parts), COLS=4096, FAR=far,
-            num_warps=2, enable_fp_fusion=True,
+            num_warps=2,
         ),
         host.launch(
             split_results_kernel, lambda at: (host.cdiv(n0, at["ROWS"]),), (sum_1_parts, sum_out),
             (parts, n0), ROWS=16, COLS=host.power_of_two(parts), FAR=far, num_warps=1,
-            enable_fp_fusion=True,
         ),
     ]  # fmt: skip
     return (sum_out,), steps, (sum_1_parts,)

@@ -58,7 +58,6 @@ def tiled(args_0, args_1):
     steps = [host.launch(
         tiled_kernel, lambda at: (host.cdiv(n0 * n1, at["ROWS"]) * host.cdiv(n2, at["COLS"]),),
         (args_0, args_1, mul_out), (n2, n0 * n1, n1), ROWS=2, COLS=512, FAR=far, num_warps=2,
-        enable_fp_fusion=True,
     )]  # fmt: skip
     return (mul_out,), steps
 
