@@ -245,7 +245,7 @@ def _halves(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # --- launches ------------------------------------------------------------------------------------
 
-_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+_OPTIONS = ("num_warps", "num_stages")
 
 
 @dataclass(frozen=True)

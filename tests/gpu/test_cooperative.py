@@ -206,6 +206,7 @@ def test_beside_a_kernel_that_holds_most_multiprocessors(loaded: Loaded) -> None
     wait for all of it, since a multiprocessor divides its memory anew when nothing runs there."""
     inputs = loaded.inputs(6)
     first, second, look = (torch.cuda.Stream() for _ in range(3))
+    torch.cuda.synchronize()  # the other streams do not wait for what makes the inputs
     with torch.cuda.stream(second):
         expected = loaded.launch(*inputs)
         loaded.launch(*inputs)  # to have the memory: to ask for more waits for every kernel
