@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import frexp
+
 from fusion_advisor.ir.graph import FLOATS
+from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.primitives import LIBRARY
 from fusion_advisor.region.region import Region
 
@@ -31,9 +34,15 @@ def one_more(region: Region) -> frozenset[int]:
 def rounded_apart(region: Region) -> frozenset[int]:
     """Products that are rounded before they are added to anything: where sums have to be exact,
     those that have to be, too; and those that their own maximum is taken from. Of a large product,
-    exp(x * s - max(x * s)) would not be 1 at the maximum, but overflow."""
+    exp(x * s - max(x * s)) would not be 1 at the maximum, but overflow. A product with a power of
+    two is not rounded at all."""
     exprs, live = region.exprs, region.live
-    products = {n for n in live if exprs[n].op == "mul" and exprs[n].dtype in FLOATS}
+    products = {
+        number
+        for number in live
+        if exprs[number].op == "mul" and exprs[number].dtype in FLOATS
+        if not any(_is_power_of_two(exprs[arg]) for arg in exprs[number].args)
+    }
     sums = [exprs[n] for n in live if exprs[n].op in ("add", "sub")]
     exact = {n for n in products if exprs[n].exact and any(each.exact for each in sums)}
     extremes = (n for n in region.all("reduce") if exprs[n].monoid in ("max", "min"))
@@ -62,6 +71,10 @@ def calls_library(region: Region) -> bool:
     """Whether a region calls functions of the math library whose code is long."""
     short = one_more(region)
     return any(region.exprs[n].op in LIBRARY and n not in short for n in region.live)
+
+
+def _is_power_of_two(expr: Expr) -> bool:
+    return expr.op == "const" and abs(frexp(float(expr.literal))[0]) == 0.5
 
 
 def _sums(region: Region, number: int) -> bool:

@@ -241,3 +241,14 @@ def test_what_is_stated_for_an_operand_does_not_change_how_its_user_is_made() ->
             plain = pool.add(Expr("mul", (0, 0), "float32"))
         exact = pool.add(Expr("mul", (0, 0), "float32"))
     assert [pool.exprs[number].exact for number in (plain, exact)] == [False, True]
+
+
+def test_only_a_product_that_is_rounded_is_kept_apart(worker: Worker) -> None:
+    """One with a power of two is exact."""
+
+    def scaled(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda a: torch.softmax(a * by, -1)
+
+    for by, count in ((0.3, 1), (0.125, 0), (-2.0, 0)):
+        assert kernel_of(scaled(by), x(9, 70)).text.count("mul_rn(") == count
+        assert checked(scaled(by), (x(9, 70),), worker) is None

@@ -448,7 +448,7 @@ def test_a_launch_has_the_numbers_that_were_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     grid = lambda at: (fused_runtime.cdiv(100, at["BLOCK"]),)  # noqa: E731 as kernels have it
     fused_runtime.launch(Jit(), grid, (OnAGpu(),), (), BLOCK=8, num_warps=1)
-    assert calls == [((4,), {"BLOCK": 32, "num_warps": 1})]
+    assert calls == [((4,), {"enable_fp_fusion": True, "BLOCK": 32, "num_warps": 1})]
 
 
 def test_a_kernel_that_has_not_passed_is_not_searched() -> None:

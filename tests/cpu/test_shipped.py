@@ -68,7 +68,8 @@ def test_an_unknown_triton_is_launched_as_it_says(monkeypatch: pytest.MonkeyPatc
     jit, given = Jit(), torch.zeros(4)
     for _ in range(2):
         assert fused_runtime.launch(jit, (1,), (given,), (4,), COLS=4, num_warps=1) is None
-    assert jit.calls == [((1,), (given, 4), {"COLS": 4, "num_warps": 1})] * 2
+    options = {"enable_fp_fusion": True, "COLS": 4, "num_warps": 1}
+    assert jit.calls == [((1,), (given, 4), options)] * 2
     assert fused_runtime.launched == {}
 
 

@@ -245,7 +245,7 @@ def _halves(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # --- launches ------------------------------------------------------------------------------------
 
-_OPTIONS = ("num_warps", "num_stages")
+_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 @dataclass(frozen=True)

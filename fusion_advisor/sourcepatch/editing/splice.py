@@ -212,8 +212,10 @@ class _Editor(cst.CSTTransformer):
         text = self._replaced.get(span) if simple else None
         if text == "":
             return []
-        if _says_nothing(after) and not after.deep_equals(before):
-            return []
+        if not after.deep_equals(before):
+            if _says_nothing(after):
+                return []
+            after = _binding_less(after)
         made: list[cst.BaseStatement] = [after]
         if text is not None:
             changed = cst.parse_statement(text)
@@ -429,6 +431,25 @@ def _says_nothing(statement: cst.BaseStatement) -> bool:
             return target.deep_equals(value)
         case _:
             return False
+
+
+def _binding_less(statement: cst.BaseStatement) -> cst.BaseStatement:
+    """A statement `a, b = a, f(b)` without the names that it binds to what they hold."""
+    match statement:
+        case cst.SimpleStatementLine(
+            [cst.Assign([cst.AssignTarget(cst.Tuple(names))], cst.Tuple(values))]
+        ) if len(names) == len(values):
+            pairs = [(n.value, v.value) for n, v in zip(names, values, strict=True)]
+            left = [(name, value) for name, value in pairs if not name.deep_equals(value)]
+            words = {name.value for name, _ in pairs if isinstance(name, cst.Name)}
+            if len(left) > 1 or len(words) < len(pairs):
+                return statement
+            (name, value), *_ = left
+            text = cst.Module([]).code_for_node
+            made = cst.parse_statement(f"{text(name)} = {text(value)}")
+            return _with_lines(made, _leading(statement))
+        case _:
+            return statement
 
 
 def _leading(statement: cst.BaseStatement) -> Sequence[cst.EmptyLine]:
