@@ -572,7 +572,7 @@ class _Rewriter:
 
     def _belongs(self, node: ast.expr) -> bool:
         """Whether the value of an expression is made by the group, and all that makes it is."""
-        node = _picked(node) or node
+        node = self._picked(node) or node
         made = self._sources.made.keys() | self._gone
         own = {step for step in self._exactly(span_of(node)) if step in made}
         if own and own & self._gone and not own <= self._gone:
@@ -624,7 +624,7 @@ class _Rewriter:
     def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
         """Value of an expression: the last that it evaluates itself, or the result of its call."""
         span = span_of(node)
-        if isinstance(node, ast.expr) and (whole := _picked(node)):
+        if isinstance(node, ast.expr) and (whole := self._picked(node)):
             return self._several_of(whole).get(_index(node))
         steps = sorted(self._exactly(span))
         if not steps and (whole := self._unchanged(node)):
@@ -651,6 +651,15 @@ class _Rewriter:
                 return whole if held and held.kind == "torch.nn.Identity" else None
             case _:
                 return None
+
+    def _picked(self, node: ast.expr) -> ast.expr | None:
+        """The call in `call(...)[0]`, and in `call(...).values` of an op with several results."""
+        whole = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
+        if not isinstance(whole, ast.Call) or _index(node) is None:
+            return None
+        made = {ref.node for ref in self._several_of(whole).values()}
+        several = all(len(self._flow.nodes[self._flow.position[name]].outputs) > 1 for name in made)
+        return whole if isinstance(node, ast.Subscript) or (made and several) else None
 
     def _several_of(self, node: ast.expr | ast.stmt) -> dict[int | None, Ref]:
         """The tensors that an expression gives as a tuple, as `max` does along a dimension."""
@@ -1137,6 +1146,8 @@ def _result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> st
         match of:
             case ast.Call(ast.Name(called) | ast.Attribute(attr=called)):
                 return f"{called.strip('_')}_out"
+            case ast.Attribute(ast.Call(), named):
+                return f"{named}_out"
             case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _OPERATION:
                 return _OPERATION[type(op)]
             case ast.Name() | ast.Constant() | ast.Attribute():
@@ -1148,12 +1159,6 @@ def _result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> st
     number = [each for each in ast.walk(function) if word(each) == own].index(node) + 1
     name = own if number == 1 else f"{own}_{number}"
     return next(n for n in (f"{name}{'_' * more}" for more in count()) if n not in taken)
-
-
-def _picked(node: ast.expr) -> ast.expr | None:
-    """The call in `call(...)[0]`, and in `call(...).values`."""
-    of = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
-    return of if isinstance(of, ast.Call) and _index(node) is not None else None
 
 
 def _index(node: ast.expr) -> int | None:
