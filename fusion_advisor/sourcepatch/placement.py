@@ -274,15 +274,14 @@ class Placement:
 
     @cached_property
     def _copied(self) -> dict[int, list[Ref]]:
-        """Copies, each within an expression that launches something else, too: a copy, the views
-        that it is made of, and what the expression is given, which is computed, has the copy's
-        sizes, and is read by nothing else. No op stands for one of these."""
+        """Copies, each within a product of matrices in batches: a copy, the views that it is made
+        of, and what the product is given, which is computed, has the copy's sizes, and is read by
+        nothing else. No op stands for one of these."""
         found, flow, tensors = dict[int, list[Ref]](), self.flow, self.flow.annotated.tensors
         for number, node in enumerate(() if self.operators else flow.nodes):
             if node.op != "aten.clone.default" or node.step is None:
                 continue
-            beside = [flow.position[each.name] for each in self.sources.made.get(node.step, ())]
-            if all(flow.fusible[each] or not flow.launches(each) for each in beside):
+            if not self._multiplies(node.step):
                 continue
             chain = [Ref(node.name)]
             while flow.nodes[at := flow.position[chain[-1].node]].step == node.step:
@@ -295,6 +294,19 @@ class Placement:
                 if flow.nodes[at].kind == "call":
                     found[number] = chain
         return found
+
+    def _multiplies(self, step: int) -> bool:
+        """Whether an expression is a product of two batches of matrices, which is the same product
+        wherever they lie; one with a matrix alone, as a linear layer's, is another where rows lie
+        together."""
+        flow, tensors = self.flow, self.flow.annotated.tensors
+        numbers = [flow.position[each.name] for each in self.sources.made.get(step, ())]
+        launched = [n for n in numbers if flow.launches(n) and not flow.fusible[n]]
+        given = [ref for n in numbers for ref in flow.operands[n]]
+        given = [ref for ref in given if flow.position[ref.node] not in numbers]
+        return [flow.nodes[n].op for n in launched] == ["aten.bmm.default"] and all(
+            len(tensors[ref].shape) > len(("rows", "columns")) for ref in given
+        )
 
     def _step(self, number: int) -> int | None:
         """Evaluation that a launch is put in place of: of a copy that an expression makes of

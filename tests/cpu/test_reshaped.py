@@ -107,6 +107,24 @@ def test_the_copy_that_a_product_makes_is_the_kernels(way: str, tmp_path: Path) 
     run_script(textwrap.dedent(RUN).replace("(made, known)", rounded), folder=tmp_path)
 
 
+def test_a_linear_layer_is_another_product_of_rows_that_lie_together(tmp_path: Path) -> None:
+    """So it is left to copy them."""
+    body = """
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.out = nn.Conv2d(64, 64, 1), nn.Linear(64, 64)
+
+        def forward(self, x):
+            x = self.up(x).permute(0, 2, 3, 1)
+            x = torch.tanh(x) * 2.0
+            return self.out(x)
+    """
+    text = changed(made(tmp_path, body, shape="16, 64, 32, 32", resized=True))
+    assert "x = fused_model.tanh_mul(x)" in text
+    assert "return self.out(x)" in text
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_copy_of_of_a_reshape_is_the_kernels(way: str, tmp_path: Path) -> None:
