@@ -96,6 +96,8 @@ def longest(way: str, job: Job, gigabytes: float) -> tuple[int, int]:
     torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total)
     one, other = 8 * _STEP, 24 * _STEP
     low, high = (peak(way, job, model, tokens) for tokens in (one, other))
+    if high == float("inf"):
+        return one, other
     each = (high - low) / (other - one)
     tokens, fits, fails = int((gigabytes * 1e9 - low) / each) + one, other, 0
     apart = tokens // 32

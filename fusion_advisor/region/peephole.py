@@ -1,4 +1,5 @@
-"""Peephole: values that take fewer instructions when they are made together with their user."""
+"""Peephole: values that take fewer instructions when they are made together with their user, and
+products that must not be."""
 
 from __future__ import annotations
 

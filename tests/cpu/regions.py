@@ -200,6 +200,20 @@ def why_not(decision: Decision) -> str:
     return "; ".join(refusal.why for refusal in refusals)
 
 
+LOADED = """
+import json, os, sys
+from pathlib import Path
+import torch
+from fusion_advisor.shipped.load import load_module
+from fusion_advisor.verify.interpreter import install
+
+install()
+file = Path(sys.argv[1])
+module = load_module(file.read_text(), file.parent)
+"""
+"""Beginning of scripts for `interpreted` that call a kernel under the interpreter."""
+
+
 def interpreted(kernel: Kernel, script: str, folder: Path) -> Any:
     """What a script prints as JSON, in a process under the interpreter: its argument is the path
     of the kernel's file."""

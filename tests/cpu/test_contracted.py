@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.support.worker import Worker
 
-from .regions import PACKED, decided, flow_of, interpreted, kernel_of
+from .regions import LOADED, PACKED, decided, flow_of, interpreted, kernel_of
 from .test_emit import Tensors, checked, x
 
 BF16 = torch.bfloat16
@@ -54,14 +54,7 @@ def test_what_is_made_together(name: str, worker: Worker) -> None:
         assert checked(function, inputs, worker, PACKED) is None
 
 
-SCRIPT = """
-import json, sys
-import torch
-from fusion_advisor.verify.interpreter import install
-install()
-from fusion_advisor.shipped.load import load_module
-from pathlib import Path
-module = load_module(Path(sys.argv[1]).read_text(), Path(sys.argv[1]).parent)
+SCRIPT = f"""{LOADED}
 inf, nan = float("inf"), float("nan")
 ends = torch.tensor([inf, -inf, nan, 3e38, -3e38, 0.0])
 given = torch.cat((torch.linspace(-14, 14, 20001), ends))

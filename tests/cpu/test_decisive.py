@@ -12,7 +12,7 @@ import torch
 from fusion_advisor.region.exprs import Expr, Pool
 from fusion_advisor.support.worker import Worker
 
-from .regions import decided, flow_of, interpreted, kernel_of
+from .regions import LOADED, decided, flow_of, interpreted, kernel_of
 from .test_emit import checked, x
 
 DECIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -77,17 +77,6 @@ def test_what_rounds_once_decides_nothing_otherwise() -> None:
     assert "decided" not in kernel_of(lambda a, b: torch.round(a / b), x(9, 70), x(9, 70)).text
 
 
-_KERNEL = """
-import json, sys
-import torch
-from pathlib import Path
-from fusion_advisor.verify.interpreter import install
-install()
-from fusion_advisor.shipped.load import load_module
-module = load_module(Path(sys.argv[1]).read_text(), Path(sys.argv[1]).parent)
-"""
-
-
 def _share(a: torch.Tensor) -> torch.Tensor:
     """Zeros where a row holds nothing."""
     kept = (torch.exp(a) * 0.7).masked_fill(a < 1.0, -torch.inf)
@@ -128,7 +117,7 @@ def test_a_softmax_of_rows_that_may_hold_nothing_is_one_kernel(
     assert checked(_share, (x(300, 70),), worker) is None
     nothing = interpreted(
         kernel_of(_share, x(300, 70)),
-        f"""{_KERNEL}
+        f"""{LOADED}
 given = torch.full((3, 70), 0.5)
 given[1, 5] = 2.0
 found = module.k(given)
@@ -146,7 +135,7 @@ def test_float16_overflows_as_in_eager(tmp_path: Path) -> None:
 
     found = interpreted(
         kernel_of(function, x(9, 70, dtype=torch.float16)),
-        f"""{_KERNEL}
+        f"""{LOADED}
 given = torch.full((1, 70), 2.0, dtype=torch.float16)
 given[0, 3] = 300.0
 found = module.k(given)

@@ -25,7 +25,17 @@ from fusion_advisor.verify.driver import compiler, submit_check
 
 from .checks import compiled
 from .generated import FUNCTIONS, kernel
-from .regions import RULES, SHARING, Tape, decided, flow_of, interpreted, kernel_of, why_not
+from .regions import (
+    LOADED,
+    RULES,
+    SHARING,
+    Tape,
+    decided,
+    flow_of,
+    interpreted,
+    kernel_of,
+    why_not,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 IMPORTS = {"torch", "triton"}
@@ -108,16 +118,10 @@ def test_a_long_name_breaks_no_string() -> None:
 
 # -- guards ----------------------------------------------------------------------------------------
 
-_CHILD = """
-import json, os, sys, warnings
-from pathlib import Path
-import torch
-from fusion_advisor.shipped.load import load_module
-from fusion_advisor.verify.interpreter import install
-
-install()
-file = Path(sys.argv[1])
-module = load_module(file.read_text(), file.parent)
+_CHILD = (
+    LOADED
+    + """
+import warnings
 results = {}
 
 def call(name, make, strict=False, grad=False):
@@ -157,6 +161,7 @@ call("strict dimensions", lambda: [torch.randn(2, 9, 300)], strict=True)
 call("strict grad", lambda: [x.clone().requires_grad_()], strict=True, grad=True)
 print(json.dumps(results))
 """
+)
 
 
 @pytest.fixture(scope="module")

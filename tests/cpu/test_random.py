@@ -18,7 +18,7 @@ from fusion_advisor.verify.driver import submit_check
 
 from .evaluating import reference_functions
 from .generated import kernel
-from .regions import RULES, decided, flow_of, interpreted, why_not
+from .regions import LOADED, RULES, decided, flow_of, interpreted, why_not
 
 Tensor = torch.Tensor
 DRAW = reference_functions()
@@ -241,17 +241,10 @@ def test_a_computed_probability_has_to_be_rounded_as_eager_stores_it(
 
 # -- the launchers ---------------------------------------------------------------------------------
 
-_CHILD = """
-import json, os, sys
-from pathlib import Path
-import torch
-from fusion_advisor.shipped.load import load_module
-from fusion_advisor.verify.interpreter import install
-
+_CHILD = (
+    LOADED
+    + """
 os.environ["FUSION_ADVISOR_STRICT"] = "1"
-install()
-file = Path(sys.argv[1])
-module = load_module(file.read_text(), file.parent)
 x = torch.randn(37, 500).to(torch.bfloat16)
 def same(left, right):
     return torch.equal(left, right)
@@ -282,6 +275,7 @@ except RuntimeError as error:
     found["a wrong seed is named"] = "seed has dtype" in str(error)
 print(json.dumps(found))
 """
+)
 
 
 def test_what_a_launcher_does_with_seeds(tmp_path: Path) -> None:

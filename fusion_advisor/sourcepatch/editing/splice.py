@@ -212,10 +212,10 @@ class _Editor(cst.CSTTransformer):
         text = self._replaced.get(span) if simple else None
         if text == "":
             return []
-        if not after.deep_equals(before):
-            if _says_nothing(after):
+        if isinstance(after, cst.SimpleStatementLine) and not after.deep_equals(before):
+            if (left := _telling(after)) is None:
                 return []
-            after = _binding_less(after)
+            after = left
         made: list[cst.BaseStatement] = [after]
         if text is not None:
             changed = cst.parse_statement(text)
@@ -424,30 +424,27 @@ def _code(statement: cst.SimpleStatementLine) -> str:
     return cst.Module([statement.with_changes(leading_lines=[])]).code
 
 
-def _says_nothing(statement: cst.BaseStatement) -> bool:
-    """Whether a statement binds names to what they hold, `a, b = a, b`."""
+def _telling(statement: cst.SimpleStatementLine) -> cst.SimpleStatementLine | None:
+    """Statement `a, b = a, f(b)` without the names that it binds to what they hold; None where
+    nothing is left of it."""
     match statement:
         case cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(target)], value)]):
-            return target.deep_equals(value)
+            if target.deep_equals(value):
+                return None
         case _:
-            return False
-
-
-def _binding_less(statement: cst.BaseStatement) -> cst.BaseStatement:
-    """A statement `a, b = a, f(b)` without the names that it binds to what they hold."""
-    match statement:
-        case cst.SimpleStatementLine(
-            [cst.Assign([cst.AssignTarget(cst.Tuple(names))], cst.Tuple(values))]
-        ) if len(names) == len(values):
+            return statement
+    match target, value:
+        case cst.Tuple(names), cst.Tuple(values) if len(names) == len(values):
             pairs = [(n.value, v.value) for n, v in zip(names, values, strict=True)]
             left = [(name, value) for name, value in pairs if not name.deep_equals(value)]
             words = {name.value for name, _ in pairs if isinstance(name, cst.Name)}
             if len(left) > 1 or len(words) < len(pairs):
                 return statement
-            (name, value), *_ = left
+            (name, held), *_ = left
             text = cst.Module([]).code_for_node
-            made = cst.parse_statement(f"{text(name)} = {text(value)}")
-            return _with_lines(made, _leading(statement))
+            made = cst.parse_statement(f"{text(name)} = {text(held)}")
+            assert isinstance(made, cst.SimpleStatementLine)
+            return statement.with_changes(body=made.body)
         case _:
             return statement
 
