@@ -207,9 +207,16 @@ def cases(*, tiny: bool) -> list[Trained]:
 # -- ours ------------------------------------------------------------------------------------------
 
 
-def emitted(case: Trained, device: str, folder: Path) -> Function:
-    """The pattern with its groups replaced by files with their backward; a group that has none has
-    the kernel of its forward pass, and is told. Raises ValueError where no group has one."""
+def emitted(
+    name: str,
+    function: Function,
+    build: Callable[[], Sequence[Tensor]],
+    device: str,
+    folder: Path,
+) -> Function:
+    """A function with its groups replaced by files with their backward; a group that has none has
+    the kernel of its forward pass, and is told. `build` makes the inputs, which are fakes on a CPU.
+    Raises ValueError where no group has a backward."""
     from fusion_advisor.cost.dataflow import dataflow
     from fusion_advisor.frontend.child import capture_loaded
     from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
@@ -220,9 +227,9 @@ def emitted(case: Trained, device: str, folder: Path) -> Function:
 
     rules = load_rulebook()
     module = torch.nn.Module()
-    module.forward = case.function
+    module.forward = function
     with HostFakeMode() as fake:
-        inputs = tuple(case.build("cpu"))
+        inputs = tuple(build())
     loaded = Loaded(module.train(), inputs, {}, fake, "pattern")
     graph = capture_loaded(loaded, Scenario(mode="train"))
     flow = dataflow(graph, rules.device(device))
@@ -233,7 +240,7 @@ def emitted(case: Trained, device: str, folder: Path) -> Function:
             raise ValueError(f"{finding.name}: {kernel}")
         pair = pair_of(Occurrences(finding.decision, finding.instances), kernel, rules)
         if isinstance(pair, str):
-            print(f"{case.name}: {finding.name}: no backward: {pair}", flush=True)
+            print(f"{name}: {finding.name}: no backward: {pair}", flush=True)
         else:
             kernel = pair.kernel
         expressed = finding.decision.subject.expressed
@@ -357,7 +364,8 @@ def measure(run: Run, case: Trained, clock: Any) -> None:
         makers["compile"] = lambda: torch.compile(case.function, dynamic=False)
     if case.liger is not None:
         makers["Liger"] = case.liger
-    makers["ours"] = partial(emitted, case, run.device, run.folder)
+    build = partial(case.build, "cpu")
+    makers["ours"] = partial(emitted, case.name, case.function, build, run.device, run.folder)
     if run.dry:
         makers.pop("compile", None)
     found = {way: Found() for way in makers}

@@ -101,6 +101,19 @@ class KernelFile:
         return frozenset(self.origins.keys() - held)
 
     @property
+    def walked(self) -> tuple[tuple[str, int, int], ...]:
+        """Dimensions of inputs along which each lane walks a number of places that is the graph's:
+        the input's name, the dimension, its size."""
+        return tuple(
+            (name, d, tensor.shape[d])
+            for name, dims, tensor in zip(
+                self.input_names, self.region.input_dims, self.region.inputs, strict=False
+            )
+            for d, axes in enumerate(dims)
+            if self.plan.serial & {*axes}
+        )
+
+    @property
     def region(self) -> Region:
         return self.plan.region
 

@@ -46,20 +46,36 @@ class PassFiles:
         return lines, [self._returned(texts, ref) for ref in self.graph.outputs]
 
     def _returned(self, texts: Mapping[Ref, str], ref: Ref) -> str:
-        """A result as it is returned: a sum over rows loses its dimensions of one place."""
+        """A result as it is returned: sums over rows lose dimensions of one place, or get some."""
         nodes = {node.name: node for node in self.graph.nodes}
         shape, base = nodes[ref.node].out.shape, ref
         while base not in texts:
-            base = next(nodes[base.node].refs(), None)
-            if base is None:
+            via = nodes[base.node]
+            base = next(via.refs(), None)
+            if base is None or not via.op.startswith(_RESHAPED):
                 raise ValueError(f"no kernel makes {ref.node}")
         whole = nodes[base.node].out.shape
-        if shape == whole:
-            return texts[base]
-        if shape != tuple(size for size in whole if size > 1):
+        gone, new, d = list[int](), list[int](), 0
+        for dim, size in enumerate(shape):
+            while whole[d : d + 1] == (1,) and (size != 1 or len(whole) - d > len(shape) - dim):
+                gone.append(d)
+                d += 1
+            if whole[d : d + 1] == (size,):
+                d += 1
+            else:
+                new.append(dim)
+        gone += range(d, len(whole))
+        if any(shape[dim] != 1 for dim in new) or any(whole[dim] != 1 for dim in gone):
             raise ValueError(f"{ref.node} is a view of shape {shape} of a tensor of shape {whole}")
-        ones = _tuple([f"{dim}" for dim, size in enumerate(whole) if size == 1])
-        return f"{texts[base]}.squeeze({ones})"
+        dropped = f".squeeze({_tuple([f'{dim}' for dim in gone])})" if gone else ""
+        return texts[base] + dropped + "".join(f".unsqueeze({dim})" for dim in new)
+
+
+_RESHAPED = tuple(
+    f"aten.{name}"
+    for name in ("view.", "_unsafe_view.", "squeeze", "unsqueeze", "expand.", "alias.", "detach.")
+)
+"""Views that keep the order of elements, by the beginnings of their names."""
 
 
 def _known(texts: Mapping[Ref, str], ref: Ref) -> str:
@@ -80,14 +96,15 @@ class Pair:
 
     @property
     def held(self) -> list[tuple[str, int, int, int]]:
-        """Sizes that numbers of the backward kernels may follow from: of an input or a result of
-        the group or a tensor kept, with its number, the dimension and the size."""
+        """Sizes that the backward kernels have as numbers, or that such numbers may follow from: of
+        an input or a result of the group or a tensor kept, with its number, the dimension and the
+        size."""
         inputs = [node.name for node in self.backward.graph.nodes if node.kind != "call"]
         known = dict(zip(inputs, self.origins, strict=True))
         found: dict[tuple[str, int, int, int], None] = {}
         for file in self.backward.files:
             refs = dict(zip(file.input_names, file.expressed.inputs, strict=False))
-            for name, dim, size in file.held:
+            for name, dim, size in (*file.held, *file.walked):
                 if refs[name].node in known:
                     kind, number = known[refs[name].node]
                     found["result" if kind == "gradient" else kind, number, dim, size] = None

@@ -13,7 +13,7 @@ anyway; beside them the cut prefers the fewest bytes, and reductions are never m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isclose, prod
@@ -56,11 +56,16 @@ class Parted:
     eager_bytes: int
 
 
-def part(
-    reference: Callable[..., Any], inputs: Sequence[tuple[str, Layout]], wanted: Sequence[int]
-) -> Parted:
+def parts(
+    reference: Callable[..., Any],
+    inputs: Sequence[tuple[str, Layout]],
+    wanted: Sequence[int],
+    more_kept: float = 0.0,
+) -> Iterator[Parted]:
     """Forward and backward graphs of a group's eager statements, with respect to the `wanted`
-    inputs. Raises CaptureError, which says why there are none."""
+    inputs: those that keep no more bytes than eager, of which the first makes no reduction twice,
+    then those that keep at most the share `more_kept` beyond. Raises CaptureError, which says why
+    there are none."""
     layouts = [layout for _, layout in inputs]
     with FakeTensorMode():
         given = [_made(each).requires_grad_(n in wanted) for n, each in enumerate(layouts)]
@@ -89,20 +94,31 @@ def part(
         _fill_at_once(traced)
         _count_elements(traced)
     names = [name for name, _ in inputs]
-    for again in (False, True):  # reductions are made again where keeping them is too much
+    # labels and indices live for the whole step: what follows from them is made again
+    whole = [n for n, each in enumerate(layouts) if "float" not in each.dtype]
+    made: list[Parted] = []
+    for again in (False, True):
         with functorch.patch(
             ban_recompute_used_far_apart=False,
             ban_recompute_long_fusible_chains=False,
             ban_recompute_materialized_backward=False,
             ban_recompute_reductions=not again,
         ):
-            graphs = min_cut_rematerialization_partition(traced, None, num_fwd_outputs=len(results))
+            graphs = min_cut_rematerialization_partition(
+                traced,
+                None,
+                num_fwd_outputs=len(results),
+                static_lifetime_input_indices=whole,
+            )
         found = _recorded(*graphs, names, len(results), roots, tuple(reached), eager_bytes)
         if found.kept_bytes <= eager_bytes:
-            return found
-    raise CaptureError(
-        f"it would keep {found.kept_bytes} B for backward, and eager {eager_bytes} B"
-    )
+            yield found
+        made.append(found)
+    least = min(each.kept_bytes for each in made)
+    most = eager_bytes * (1 + more_kept)
+    if least > most:
+        raise CaptureError(f"it would keep {least} B for backward, and eager {eager_bytes} B")
+    yield from (each for each in made if eager_bytes < each.kept_bytes <= most)
 
 
 def _made(layout: Layout) -> Tensor:

@@ -457,9 +457,11 @@ class HeldRules(Table):
 
 
 class PairRules(Table):
-    """Limit on a group's backward: `launchers` are the kernel files that it may take."""
+    """Limits on a group's backward: `launchers` are the kernel files that it may take, `more_kept`
+    the share of eager's bytes that it may keep beyond them, as statistics of rows."""
 
     launchers: Count
+    more_kept: Share
 
 
 class PatchRules(Table):

@@ -21,7 +21,7 @@ from fusion_advisor.codegen.emit import attempt, written
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.codegen.pair import Pair, PassFiles, paired
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.frontend.pairs import part
+from fusion_advisor.frontend.pairs import Parted, parts
 from fusion_advisor.fusion.decide import Decision, decide, subject_of
 from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.ir.graph import Graph, Ref
@@ -147,8 +147,7 @@ def pair_of(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair
 
 
 def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair:
-    decision, subject = group.decision, group.decision.subject
-    flow, expressed = subject.flow, subject.expressed
+    expressed = group.decision.subject.expressed
     assert expressed is not None  # it has a kernel
     if expressed.draws:
         raise ValueError("it draws random numbers, which backward would have to draw again")
@@ -156,8 +155,21 @@ def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair
     if not wanted:
         raise ValueError("none of its inputs requires a gradient")
     inputs = [*zip(kernel.inputs, expressed.region.inputs, strict=True)]
-    parted = part(_function(kernel.yardstick), inputs, wanted)
-    parts: list[Kernel] = []
+    more_kept = rulebook.pairs.more_kept.value
+    why: ValueError | None = None
+    for parted in parts(_function(kernel.yardstick), inputs, wanted, more_kept):
+        try:
+            return _written(group, kernel, parted, rulebook)
+        except ValueError as error:  # another cut may have kernels
+            why = why or error
+    assert why is not None
+    raise why
+
+
+def _written(group: Occurrences, kernel: Kernel, parted: Parted, rulebook: Rulebook) -> WholePair:
+    """File of a group whose graphs are parted so. Raises ValueError where a part has no kernel."""
+    decision, subject = group.decision, group.decision.subject
+    separate: list[Kernel] = []
 
     def run(graph: Graph, which: str, most: int) -> PassFiles:
         graph = replace(graph, outputs=dataflow(graph, subject.device).results)
@@ -169,7 +181,7 @@ def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair
             alone = attempt(flow, each, name, rulebook)
             if isinstance(alone, str):
                 raise ValueError(alone)
-            parts.append(alone)
+            separate.append(alone)
             files.append(written(flow, each, name, rulebook))
         return PassFiles(graph, tuple(files))
 
@@ -179,7 +191,7 @@ def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair
         parted.origins,
         parted.gradients,
     )
-    file = written(flow, decision, kernel.name, rulebook)
+    file = written(subject.flow, decision, kernel.name, rulebook)
     count = sum(len(file.kernels) for file in pair.backward.files)
     launches = f"{count} launch{'es' * (count != 1)}"
     note = (
@@ -190,7 +202,7 @@ def _paired(group: Occurrences, kernel: Kernel, rulebook: Rulebook) -> WholePair
         f"with its backward in {launches}, for which {wording.size(parted.kept_bytes)} are kept "
         f"instead of {wording.size(parted.eager_bytes)}"
     )
-    return WholePair(paired(kernel, file, pair, note, rulebook), tuple(parts), said)
+    return WholePair(paired(kernel, file, pair, note, rulebook), tuple(separate), said)
 
 
 def _function(text: str) -> Callable[..., Any]:
@@ -275,13 +287,29 @@ def _making(flow: Dataflow, refs: _Results) -> Graph:
 
 def _deciding(graph: Graph, device: Device, rulebook: Rulebook) -> Decision:
     """Decision on all launches of a graph, with the views among them: a file takes tensors as the
-    graph has them. Raises ValueError where it has no kernel."""
+    graph has them. Raises ValueError where it has no kernel.
+
+    Lanes walk no axis whose size the file reads off a tensor, if there is another plan: such a
+    kernel serves one size of it, and a weight's gradient is a sum over the batch."""
+    decision = _planned(graph, device, rulebook)
+    plan = decision.subject.plan
+    if plan is not None and not plan.serial <= plan.region.pinned:
+        flat = rulebook.schedules.flat
+        one = flat.serial_elements.model_copy(update={"value": 1.0})
+        flat = flat.model_copy(update={"serial_elements": one})
+        schedules = rulebook.schedules.model_copy(update={"flat": flat})
+        other = _planned(graph, device, rulebook.model_copy(update={"schedules": schedules}))
+        decision = decision if other.subject.plan is None else other
+    if decision.subject.plan is None:
+        refused = decision.deciding
+        raise ValueError(f"a part of it has no kernel: {refused.why if refused else 'no plan'}")
+    return decision
+
+
+def _planned(graph: Graph, device: Device, rulebook: Rulebook) -> Decision:
     flow = dataflow(graph, device)
     numbers = range(len(flow.nodes))
     decision = decide(flow, filter(flow.launches, numbers), rulebook)
     inside = [n for n in numbers if flow.launches(n) or flow.is_view(n)]
     subject = subject_of(flow, inside, rulebook)
-    if subject.plan is None:
-        refused = decision.deciding
-        raise ValueError(f"a part of it has no kernel: {refused.why if refused else 'no plan'}")
     return replace(decision, subject=replace(subject, launches=decision.subject.launches))

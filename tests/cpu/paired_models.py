@@ -115,6 +115,29 @@ def quantized(x: Tensor, scale: Tensor) -> Tensor:
     return x + (rounded - x).detach()
 
 
+def scaled_tanh(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Its one scale has a gradient of one dimension, which is a sum over all three."""
+    return weight * torch.tanh(scale * x) + bias
+
+
+def masked_distance(p: Tensor, q: Tensor, labels: Tensor) -> Tensor:
+    """Of rows with a label; the cut would keep the comparison, for it is smaller than labels."""
+    return torch.where((labels != 3)[:, None], 0.5 * (p - q).abs(), 0.0).sum()
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    h = x.float().reshape(x.shape[0], 4, -1)
+    h = h - h.mean(-1, keepdim=True)
+    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5)
+    h = h.reshape(x.shape[0], x.shape[1], -1) * weight[:, None] + bias[:, None]
+    return h.reshape(x.shape).to(x.dtype)
+
+
+def loss(scores: Tensor, targets: Tensor) -> Tensor:
+    """In float32 the scores are as large as what eager keeps, so that statistics are beyond it."""
+    return F.cross_entropy(scores.float(), targets, label_smoothing=0.1)
+
+
 def dropped(x: Tensor, r: Tensor) -> Tensor:
     return F.dropout(x, 0.1) + r
 
@@ -129,6 +152,7 @@ Made = tuple[Callable[..., object], tuple[tuple[int, ...], ...], int]
 MODELS: dict[str, Made] = {
     "rms_norm": (rms_norm, ((512, 1024), (1024,)), 2),
     "layer_norm": (layer_norm, ((512, 1024), (1024,), (1024,)), 3),
+    "layer_norm_of_few_rows": (layer_norm, ((2, 8, 64), (64,), (64,)), 3),  # lanes could walk them
     "standardized": (standardized, ((512, 1024),), 1),
     "residual_rms_norm": (residual_rms_norm, ((512, 1024), (512, 1024), (1024,)), 3),
     "residual_layer_norm": (residual_layer_norm, ((512, 1024), (512, 1024), (1024,), (1024,)), 4),
@@ -143,6 +167,10 @@ MODELS: dict[str, Made] = {
     "softmax_by_hand": (softmax_by_hand, ((512, 1000),), 1),
     "z_loss": (z_loss, ((512, 2000), (512, 0)), 1),
     "cross_entropy": (cross_entropy, ((512, 2000), (512, 0)), 1),
+    "scaled_tanh": (scaled_tanh, ((2, 64, 512), (1,), (512,), (512,)), 4),
+    "masked_distance": (masked_distance, ((512, 1000), (512, 1000), (512, 0)), 1),
+    "group_norm": (group_norm, ((2, 16, 512), (16,), (16,)), 3),
+    "loss": (loss, ((512, 2000), (512, 0)), 1),
     "quantized": (quantized, ((512, 1000), (1,)), 1),
 }
 """Function, shapes of its inputs (a last dimension of 0: indices), and how many of the first
