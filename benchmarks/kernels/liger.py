@@ -5,7 +5,8 @@
 CHECKOUT is a clone of Liger-Kernel with its tests. Each operator below is the same computation as
 statements of PyTorch; one that PyTorch has as a single kernel is spelled out, since nothing of it
 would be fused. The first call with its dtypes, ranks and options emits a file with forward
-and backward for the sizes of that call; all later calls are served by that file. A test is counted
+and backward for the sizes of that call; later calls are served by that file, or where it
+says that its numbers may follow from sizes, by one that is made for theirs. A test is counted
 where it calls at least one such operator; `eager` counts those of whose calls the file's guards
 gave one back to PyTorch, `refused` those for which no pair could be written. Not asked for is the
 error that Liger raises for labels out of bounds.
@@ -38,6 +39,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion_advisor.support.files import write
 from fusion_advisor.support.kernel_fault import cause
@@ -271,14 +273,19 @@ class Placed:
         options = {name: each for name, each in given.items() if name not in tensors}
         key = (
             tuple((name, repr(each)) for name, each in options.items()),
-            tuple((x.dtype, x.ndim, x.requires_grad) for x in tensors.values()),
+            tuple((x.dtype, x.requires_grad, _ones(x)) for x in tensors.values()),
         )
-        sizes = tuple(x.shape for x in tensors.values())
-        found = self._pairs.get(key) or self._pairs.get((key, sizes))
+        sized = key, tuple(x.shape for x in tensors.values())
+        found = self._pairs.get(sized) or self._pairs.get(key)
         if found is None:
             found = self._pair(tensors, options)
-            self._pairs[(key, sizes) if isinstance(found, str) else key] = found
+            self._pairs[sized if isinstance(found, str) else key] = found
         Placed.calls.made += 1
+        if not isinstance(found, str):
+            try:
+                return found(*tensors.values())
+            except ValueError:  # its numbers may follow from the sizes that it was made for
+                found = self._pairs[sized] = self._pair(tensors, options)
         if isinstance(found, str):
             Placed.calls.refused.append(found)
             return self._statements(**given)
@@ -324,12 +331,18 @@ class Placed:
             several = len(made) > 1 or isinstance(found, tuple)
             return tuple(made) if several and self._several else made[0]
 
-        statements(*build())
+        with FakeTensorMode():  # which tells what of the results is absent
+            statements(*build())
         return call
 
     @property
     def _several(self) -> bool:
         return "tuple" in str(self._signature.return_annotation)
+
+
+def _ones(x: Tensor) -> tuple[bool, ...]:
+    """Which dimensions have one place: a file that was made there may take them for no others."""
+    return tuple(size == 1 for size in x.shape)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -358,6 +371,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         return (yield)
     finally:
+        torch.cuda.empty_cache()  # several processes share the memory
         calls.eager += [name for name, n in _fallbacks().items() if n > before.get(name, 0)]
         told = {"made": calls.made, "refused": calls.refused[:3], "eager": calls.eager[:3]}
         item.user_properties.append(("calls", told))

@@ -234,20 +234,22 @@ def emitted(
     graph = capture_loaded(loaded, Scenario(mode="train"))
     flow = dataflow(graph, rules.device(device))
     groups: list[dict[str, Any]] = []
+    without: list[str] = []
     for finding in fuse(flow, rules).groups:
         kernel = emit_group(finding, rules, full_size=False)
         if isinstance(kernel, str):
             raise ValueError(f"{finding.name}: {kernel}")
         pair = pair_of(Occurrences(finding.decision, finding.instances), kernel, rules)
         if isinstance(pair, str):
-            print(f"{name}: {finding.name}: no backward: {pair}", flush=True)
+            without.append(f"{finding.name} has no backward: {pair}")
+            print(f"{name}: {without[-1]}", flush=True)
         else:
             kernel = pair.kernel
         expressed = finding.decision.subject.expressed
         assert expressed is not None
         groups.append({"text": kernel.text, "entry": kernel.entry, "of": expressed})
     if not any("@host.trained(" in group["text"] for group in groups):
-        raise ValueError("no group has a backward")
+        raise ValueError("; ".join(without) or "it has no group")
     return _assembled(graph, groups, folder)
 
 

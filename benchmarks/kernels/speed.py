@@ -274,8 +274,8 @@ class Whole:
         for part in node.op.split("."):
             call = getattr(call, part)
         arguments = [self._argument(arg, values) for arg in node.args]
-        named = {key: self._argument(arg, values) for key, arg in node.kwargs}
-        if named.get("device") is not None:
+        named = {key: self._argument(arg, values) for key, arg in node.kwargs if key != "device"}
+        if dict(node.kwargs).get("device") is not None:
             named["device"] = self._device
         results = call(*arguments, **named)
         results = results if isinstance(results, tuple | list) else (results,)
