@@ -26,6 +26,7 @@ from torch._functorch import config as functorch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion_advisor.frontend.aot import composites, functional, record
 from fusion_advisor.ir.graph import Graph
@@ -94,8 +95,8 @@ def parts(
         _fill_at_once(traced)
         _count_elements(traced)
     names = [name for name, _ in inputs]
-    # labels and indices live for the whole step: what follows from them is made again
     whole = [n for n, each in enumerate(layouts) if "float" not in each.dtype]
+    _make_again(traced, whole)
     made: list[Parted] = []
     for again in (False, True):
         with functorch.patch(
@@ -313,6 +314,30 @@ def _put(
     return made
 
 
+def _make_again(traced: torch.fx.GraphModule, whole: Sequence[int]) -> None:
+    """Have made again what follows from labels and indices alone, which live for the whole step,
+    and from no tensor at all, such as counts: the partitioner takes a comparison of labels, which
+    is smaller than these, for a reduction, and no kernel makes it beside results of other shapes.
+    """
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    cheap = {placeholders[n] for n in whole}
+    counts: set[torch.fx.Node] = set()
+    for node in traced.graph.nodes:
+        if node.op != "call_function":
+            continue
+        alike = node.target in (aten.ones_like.default, aten.zeros_like.default)
+        operands = () if alike else node.all_input_nodes
+        if counts.issuperset(operands):
+            counts.add(node)
+        elif not cheap.union(counts).issuperset(operands) or node.target in _SUMS:
+            continue
+        cheap.add(node)
+        node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
+
+
+_SUMS = aten.sum.default, aten.sum.dim_IntList
+
+
 # -- the two graphs as records ---------------------------------------------------------------------
 
 
@@ -354,8 +379,11 @@ def _recorded(
             elif kind == "gradient":
                 _rename(node, "gradient" if len(roots) == 1 else f"gradient_{number}")
         module.recompile()
-    storages = [node.meta["val"].untyped_storage() for node in saved]
-    alive = {each._cdata: each.nbytes() for each in storages}
+    alive: dict[int, int] = {}
+    for tensor in (node.meta["val"] for node in saved):
+        storage = tensor.untyped_storage()
+        elements = min(tensor.numel() * tensor.itemsize, storage.nbytes())  # a view may skip some
+        alive[storage._cdata] = max(elements, alive.get(storage._cdata, 0))
     return Parted(
         record(forward).graph,
         record(backward).graph,
