@@ -318,24 +318,34 @@ def _make_again(traced: torch.fx.GraphModule, whole: Sequence[int]) -> None:
     """Have made again what follows from labels and indices alone, which live for the whole step,
     and from no tensor at all, such as counts: the partitioner takes a comparison of labels, which
     is smaller than these, for a reduction, and no kernel makes it beside results of other shapes.
-    """
+    A sum that is one number is kept: no kernel makes it beside sums along rows."""
     placeholders = traced.graph.find_nodes(op="placeholder")
-    cheap = {placeholders[n] for n in whole}
+    again = {placeholders[n] for n in whole}
     counts: set[torch.fx.Node] = set()
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
         alike = node.target in (aten.ones_like.default, aten.zeros_like.default)
-        operands = () if alike else node.all_input_nodes
+        operands = [] if alike else node.all_input_nodes
+        whole_sum = _places(node) == 1 < max(map(_places, operands), default=1)
         if counts.issuperset(operands):
             counts.add(node)
-        elif not cheap.union(counts).issuperset(operands) or node.target in _SUMS:
+        elif not whole_sum and (not again.issuperset(operands) or node.target in _SUMS):
             continue
-        cheap.add(node)
-        node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
+        way = CheckpointPolicy.MUST_SAVE
+        if node in counts or not whole_sum:
+            again.add(node)
+            way = CheckpointPolicy.PREFER_RECOMPUTE
+        node.meta |= {"recompute": way, "ac_graph_id": 0}
 
 
 _SUMS = aten.sum.default, aten.sum.dim_IntList
+
+
+def _places(node: torch.fx.Node) -> int:
+    """Elements of a node's result; 0 where it has several results."""
+    made = node.meta["val"]
+    return made.numel() if isinstance(made, Tensor) else 0
 
 
 # -- the two graphs as records ---------------------------------------------------------------------
