@@ -42,6 +42,7 @@ from fusion_advisor.support.files import write
 from fusion_advisor.support.kernel_fault import cause
 
 from ..gpu import clock, heading, lost
+from .liger import STATEMENTS, dyt, group_norm, jsd, kl_div, relu_squared, tvd
 from .patterns import (
     EPS,
     Function,
@@ -129,6 +130,23 @@ def _liger_z_loss() -> Function:
     return run
 
 
+def _liger_class(statements: Callable[..., Any], *more: Any) -> Callable[[], Function]:
+    """Liger's operator that the statements stand for, called with the pattern's inputs first."""
+
+    def found() -> Function:
+        import liger_kernel.ops
+
+        name = next(name for name, each in STATEMENTS.items() if each is statements)
+        call: Any = getattr(liger_kernel.ops, name)
+        return lambda *inputs: call.apply(*inputs, *more)
+
+    return found
+
+
+def _with(statements: Callable[..., Any], *more: Any) -> Function:
+    return lambda *inputs: statements(*inputs, *more)
+
+
 # -- the patterns ----------------------------------------------------------------------------------
 
 
@@ -190,6 +208,31 @@ def cases(*, tiny: bool) -> list[Trained]:
     for n, v in [(512, 500)] if tiny else [(8192, 32000), (8192, 128256)]:
         named = f"cross-entropy, z-loss, smoothing {n} x {v}"
         found.append(Trained(named, z_loss, ((n, v), (n, 0)), 1, _liger_z_loss, v))
+    n, v = (64, 96) if tiny else (8192, 32000)
+    for name, distance in (("KL", kl_div), ("JS", jsd), ("total variation", tvd)):
+        given = {"KL": ("batchmean", True), "JS": (None,), "total variation": (None, "batchmean")}
+        found.append(
+            Trained(
+                f"{name} distance {n} x {v}", _with(distance, *given[name]), ((n, v), (n, v)), 1,
+                _liger_class(distance, *given[name]),
+            )
+        )  # fmt: skip
+    n, d = (24, 64) if tiny else (16384, 4096)
+    found += [
+        Trained(
+            f"dynamic tanh {n} x {d}", dyt, ((n, d), (1,), (d,), (d,)), 4, _liger_class(dyt)
+        ),
+        Trained(
+            f"squared ReLU {n} x {d}", relu_squared, ((n, d),), 1, _liger_class(relu_squared)
+        ),
+    ]  # fmt: skip
+    n, d, g = (2, 16, 4) if tiny else (32, 4096, 32)
+    found.append(
+        Trained(
+            f"group norm {n} x {d} x 512", _with(group_norm, d, g, EPS), ((n, d, 512), (d,), (d,)),
+            3, _liger_class(group_norm, d, g, EPS),
+        )
+    )  # fmt: skip
     b, h, s = (1, 2, 8) if tiny else (4, 32, 2048)
     found.append(
         Trained(f"softmax, mask {b} x {h} x {s}", masked_softmax, ((b, h, s, s), (b, 1, s, s)), 1)
