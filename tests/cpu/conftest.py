@@ -11,6 +11,7 @@ from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import checker
 
 from . import spawned
+from .in_process import EVERY_WAY, WAYS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,3 +41,12 @@ def worker() -> Iterator[Worker]:
     """A warm child that checks kernels on the interpreter: to start one takes seconds."""
     with checker("interpreter") as worker:
         yield worker
+
+
+@pytest.fixture(params=["as asked", pytest.param(EVERY_WAY, marks=pytest.mark.deep)])
+def ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models are patched as asked for; in the deep tests in the other mode, in another dtype and
+    under autocast, too, which is most of what a patch takes."""
+    before = WAYS.set(request.param)
+    yield
+    WAYS.reset(before)

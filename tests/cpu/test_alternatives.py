@@ -10,6 +10,8 @@ import torch
 
 from .test_other_uses import uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 HEAD = """
     class Model(nn.Module):
         def __init__(self):

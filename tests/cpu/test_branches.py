@@ -11,6 +11,8 @@ import torch
 from .test_other_uses import drawn, uses
 from .test_patch import changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 
 def body(forward: str, more: str = "") -> str:
     """A model of one block between products, called with what its block takes."""

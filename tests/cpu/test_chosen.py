@@ -9,6 +9,8 @@ import pytest
 from .test_alternatives import body, turned
 from .test_other_uses import uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 CALLED = """
         def pick(self, s, t):
             {lines}

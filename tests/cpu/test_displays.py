@@ -10,6 +10,8 @@ import torch
 
 from .test_other_uses import drawn, uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 CASES = {
     "of each a kernel": (
         """

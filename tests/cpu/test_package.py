@@ -22,7 +22,9 @@ from fusion_advisor.workflows.patch import Patched, patch_model
 from fusion_advisor.workflows.update import UpdateResult, update_kernels
 
 from . import spawned
-from .in_process import captured
+from .in_process import captured, captured_as_asked
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 MODEL = """
 import torch
@@ -58,7 +60,8 @@ def again(folder: Path, least: Least | None = None) -> Patched:
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False,
         least=least or Least(),
     )  # fmt: skip
-    return patch_model(request, folder.resolve(), captured=captured)
+    capture = captured_as_asked(request.scenario, resized=True)
+    return patch_model(request, folder.resolve(), captured=capture)
 
 
 def applied(folder: Path) -> Patched:
@@ -112,7 +115,8 @@ def brought_up(folder: Path) -> UpdateResult:
     request = Request(
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
     )
-    made = update_kernels(request, folder.resolve(), captured=captured)
+    capture = captured_as_asked(request.scenario, resized=True)
+    made = update_kernels(request, folder.resolve(), captured=capture)
     assert made.wrong == {}
     for path, text in made.patch.after.items():
         path.write_text(text)

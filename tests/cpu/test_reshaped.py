@@ -12,6 +12,8 @@ import pytest
 from .spawned import run_script
 from .test_patch import changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 MODEL = """
     from einops import rearrange
 
