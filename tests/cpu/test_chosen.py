@@ -28,7 +28,7 @@ OWN = """
 ALIAS = OWN.replace("self.scale + t", "self.scale + y")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("around", "lines", "asked"),
     [

@@ -798,6 +798,7 @@ JUMPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JUMPS)
 def test_what_leaves_a_block_is_not_passed(name: str, tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
@@ -1169,6 +1170,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_sequential_may_run_otherwise(name: str, tmp_path: Path) -> None:
     """It has a hook, holds another module more, or is another one."""

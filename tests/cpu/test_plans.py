@@ -94,7 +94,7 @@ OTHERWISE: dict[str, tuple[Callable[..., object], Tensors]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", AS_ROWS)
 def test_a_reduction_runs_along_the_results_rows(name: str, worker: Worker) -> None:
     function, inputs, count = AS_ROWS[name]
@@ -294,7 +294,7 @@ CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHANNELS)
 def test_rows_of_channels(name: str, worker: Worker) -> None:
     """Every plan is right, and none divides in each lane where channels are long."""
@@ -394,6 +394,7 @@ def rotated_pairs(a: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torc
     return turned.flatten(-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [rotated_norm, rotated_pairs])
 def test_a_norm_and_the_rotation_behind_it_are_one_kernel(
     function: Callable[..., object], worker: Worker

@@ -119,6 +119,7 @@ def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
     assert "block[2](group_norm_silu_or_eager" in asking(patch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("making", "forward"),
     [
