@@ -94,7 +94,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Patched]:
     """The crowded file and its patch, which no test changes."""
     file = tmp_path_factory.mktemp("crowded") / "problem.py"
     file.write_text(CROWDED)
-    return file, made(file)
+    return file, made(file, resized=False)
 
 
 def test_it_computes_what_the_model_does(crowded: tuple[Path, Patched], tmp_path: Path) -> None:
