@@ -449,6 +449,7 @@ EARLY: dict[str, tuple[Callable[..., Tensors], tuple[int, int, int]]] = {
 """Walks over a row, loads of the transposed operand and of results, or of what stands for them."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EARLY)
 def test_results_are_stored_as_soon_as_they_are_made(name: str, worker: Worker) -> None:
     function, (walks, turned, back) = EARLY[name]
@@ -484,6 +485,7 @@ BIASED: dict[str, tuple[Tensors, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BIASED)
 def test_what_a_run_shares_is_added_to_all_of_it(name: str, worker: Worker) -> None:
     inputs, schedule = BIASED[name]
@@ -680,6 +682,7 @@ def test_no_kernel_compiles_for_minutes(steps: int, refused: bool) -> None:
         assert refusal.why == "193 loads and stores would compile for minutes; 192 at most"
 
 
+@pytest.mark.deep
 def test_a_norm_and_the_rotation_of_its_pairs_are_one_kernel(worker: Worker) -> None:
     """The norm's axis is split into the pairs that the result's dimension has."""
 
