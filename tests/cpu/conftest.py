@@ -43,10 +43,19 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
-@pytest.fixture(params=["as asked", pytest.param(EVERY_WAY, marks=pytest.mark.deep)])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that is deep anyway has no quick case."""
+    if "ways" in metafunc.fixturenames:
+        every = pytest.param(EVERY_WAY, marks=pytest.mark.deep)
+        deep = metafunc.definition.get_closest_marker("deep")
+        metafunc.parametrize("ways", [every] if deep else ["as asked", every], indirect=True)
+
+
+@pytest.fixture
 def ways(request: pytest.FixtureRequest) -> Iterator[None]:
     """Models are patched as asked for; in the deep tests in the other mode, in another dtype and
     under autocast, too, which is most of what a patch takes."""
-    before = WAYS.set(request.param)
+    deep = request.node.get_closest_marker("deep")
+    before = WAYS.set(EVERY_WAY if deep else request.param)
     yield
     WAYS.reset(before)
