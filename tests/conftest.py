@@ -52,7 +52,8 @@ def _leave_to_deep(items: list[pytest.Item]) -> None:
     cases: dict[tuple[object, ...], list[tuple[int, pytest.Function, int]]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is not None and isinstance(item, pytest.Function):
+        deep = item.get_closest_marker("deep")  # anyway
+        if mark is not None and deep is None and isinstance(item, pytest.Function):
             (one_in,), each = mark.args, mark.kwargs.get("each")
             case = item.nodeid.partition("::")[2]
             value = str(item.callspec.params[each]) if each else ""

@@ -144,6 +144,7 @@ def test_a_folded_stretch_is_drawn_once(opened: Open) -> None:
     assert reads == [[], *([i] for i in range(len(LAYER), 2 * len(LAYER) - 1))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("aspect", [0.5, 1.0, 3.0])
 def test_a_long_chain_is_set_in_columns(opened: Open, aspect: float) -> None:
     laid = opened(layered(40)).evaluate(

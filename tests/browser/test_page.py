@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -23,6 +21,7 @@ from fusion_advisor.report.schema import (
     WayRow,
 )
 
+from ..cpu import spawned
 from ..sample_reports import LAYER, layered
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -386,6 +385,7 @@ def test_tab_reaches_every_part(opened: Open, plain: Report) -> None:
     assert parts | {"graph", "graph-fold", "graph-fit", "launches"} <= reached
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_follows_the_system_and_can_be_changed(
     opened: Open, plain: Report, scheme: str
@@ -513,13 +513,9 @@ def get_inputs():
 def test_a_module_named_script_is_a_name(opened: Open, tmp_path: Path) -> None:
     model, out = tmp_path / "model.py", tmp_path / "out"
     model.write_text(MODEL)
-    subprocess.run(
-        f"{sys.executable} -m fusion_advisor analyze {model} --device h200 --no-verify"
-        f" --no-compile --out {out}".split(),
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    quick = ("--device", "h200", "--no-verify", "--no-compile")
+    done = spawned.command("analyze", model, *quick, "--out", out, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     page = opened(out / "report.html")
     page.select_option("#places-by", "module")
     assert "<script>alert(1)</script>" in page.locator("#places .name").all_inner_texts()

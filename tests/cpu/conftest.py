@@ -11,6 +11,7 @@ from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import checker
 
 from . import spawned
+from .in_process import EVERY_WAY, WAYS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,3 +41,21 @@ def worker() -> Iterator[Worker]:
     """A warm child that checks kernels on the interpreter: to start one takes seconds."""
     with checker("interpreter") as worker:
         yield worker
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that is deep anyway has no quick case."""
+    if "ways" in metafunc.fixturenames:
+        every = pytest.param(EVERY_WAY, marks=pytest.mark.deep)
+        deep = metafunc.definition.get_closest_marker("deep")
+        metafunc.parametrize("ways", [every] if deep else ["as asked", every], indirect=True)
+
+
+@pytest.fixture
+def ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models are patched as asked for; in the deep tests in the other mode, in another dtype and
+    under autocast, too, which is most of what a patch takes."""
+    deep = request.node.get_closest_marker("deep")
+    before = WAYS.set(EVERY_WAY if deep else request.param)
+    yield
+    WAYS.reset(before)

@@ -97,8 +97,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES = (*CAUSAL, *OTHERS)
 UNCACHED = "_without_cache"
 """Behind a family's name: called so that it gives no cache."""
-GENERATES = "_generates"
-"""Behind a family's name: `generate()` is called."""
+GENERATES = {"_generates_dynamic": "dynamic", "_generates_static": "static"}
+"""Behind a family's name: `generate()` is called, with which cache."""
 
 
 def built(family: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -145,51 +145,54 @@ def told(family: str) -> dict[str, Any]:
     }
 
 
-def generated(family: str) -> dict[str, Any]:
-    """What a model writes, with a cache that grows and with one of a fixed size, for which
+def generated(family: str, cache: str) -> dict[str, Any]:
+    """What a model writes, with a cache that grows or with one of a fixed size, for which
     `generate()` compiles the call of one token by itself."""
-    facts: dict[str, Any] = {}
-    for cache in ("dynamic", "static"):
-        torch._dynamo.reset()
-        counters.clear()
-        model, given = built(family)
-        how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-        wanted = model.generate(**given, **how, cache_implementation=cache)
-        if cache == "static":
-            how["compile_config"] = transformers.CompileConfig()
-            how["compile_config"]._compile_all_devices = True
-        done = fa.apply(model, inner="eager", device="h200")
-        with warnings.catch_warnings(record=True) as said:
-            warnings.filterwarnings("always", message="fusion_advisor")
-            found = model.generate(
-                **given, **how, cache_implementation=cache, return_dict_in_generate=True
-            )
-        alike = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-        facts[cache] = {
-            "same": torch.equal(found.sequences, wanted),
-            "kernels": sum(done.kernels.values()),
-            "said": [str(w.message) for w in said if "fusion_advisor" in str(w.message)],
-            "graphs": counters["stats"]["unique_graphs"],
-            "plain": [type(each.get_compiled_call).__name__ for each in alike],
-            "fixed": [
-                hasattr(tensor, "_dynamo_static_input_type")
-                for layer in found.past_key_values.layers
-                for tensor in (layer.keys, layer.values, layer.cumulative_length)
-            ]
-            if cache == "static"
-            else [],
-        }
-        fa.unapply(model)
-        facts[cache]["plain"].append(type(model.get_compiled_call).__name__)
+    counters.clear()
+    model, given = built(family)
+    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(**given, **how, cache_implementation=cache)
+    if cache == "static":
+        how["compile_config"] = transformers.CompileConfig()
+        how["compile_config"]._compile_all_devices = True
+    done = fa.apply(model, inner="eager", device="h200")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.filterwarnings("always", message="fusion_advisor")
+        found = model.generate(
+            **given, **how, cache_implementation=cache, return_dict_in_generate=True
+        )
+    alike = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    facts: dict[str, Any] = {
+        "same": torch.equal(found.sequences, wanted),
+        "kernels": sum(done.kernels.values()),
+        "said": [str(w.message) for w in said if "fusion_advisor" in str(w.message)],
+        "graphs": counters["stats"]["unique_graphs"],
+        "plain": [type(each.get_compiled_call).__name__ for each in alike],
+        "fixed": [
+            hasattr(tensor, "_dynamo_static_input_type")
+            for layer in found.past_key_values.layers
+            for tensor in (layer.keys, layer.values, layer.cumulative_length)
+        ]
+        if cache == "static"
+        else [],
+    }
+    fa.unapply(model)
+    facts["plain"].append(type(model.get_compiled_call).__name__)
     return facts
+
+
+def facts_of(family: str) -> dict[str, Any]:
+    for end, cache in GENERATES.items():
+        if family.endswith(end):
+            return generated(family.removesuffix(end), cache)
+    return told(family)
 
 
 def main() -> None:
     for family in sys.argv[1:] or FAMILIES:
         torch._dynamo.reset()
         try:
-            generates = family.endswith(GENERATES)
-            facts = generated(family.removesuffix(GENERATES)) if generates else told(family)
+            facts = facts_of(family)
         except Exception:  # noqa: BLE001 told of each family
             facts = {"raised": traceback.format_exc()}
         print(json.dumps({family: facts}), flush=True)

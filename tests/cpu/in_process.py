@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
 from threading import Lock
 
 from fusion_advisor.frontend.child import capture_here, relocate
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.scenario import Moved, Scenario, Sizes
+from fusion_advisor.ir.scenario import Moved, Scenario
 from fusion_advisor.support.errors import CaptureError
 
+Captured = Callable[..., Graph]
+"""Takes what `captured` takes."""
+EVERY_WAY = "every way"
+WAYS = ContextVar("WAYS", default=EVERY_WAY)
+"""In which models are patched beside what was asked for: the fixture `ways` sets it."""
 _ONE_AT_A_TIME = Lock()
 
 
@@ -34,13 +42,23 @@ def captured(
 
 
 def captured_as_asked(
-    model: str,
-    scenario: Scenario,
-    references: str | None = None,
-    moved: Moved | None = None,
-) -> Graph:
-    """The same of a model that takes no other sizes: a patch is proven at its own alone, which
-    takes a third of the time."""
-    if scenario.sizes != Sizes():
-        raise CaptureError("it takes no other sizes")
-    return captured(model, scenario, references, moved)
+    asked: Scenario, *, resized: bool = False, everywhere: bool = False
+) -> Captured:
+    """The same of a model that takes no other sizes unless `resized`, and that runs in no other way
+    unless `everywhere` or where the test's `WAYS` say so: a patch is proven by what is left, which
+    takes a fraction of the time."""
+    every = everywhere or WAYS.get() == EVERY_WAY
+
+    def capturing(
+        model: str,
+        scenario: Scenario,
+        references: str | None = None,
+        moved: Moved | None = None,
+    ) -> Graph:
+        if not resized and scenario.sizes != asked.sizes:
+            raise CaptureError("it takes no other sizes")
+        if not every and replace(scenario, sizes=asked.sizes) != asked:
+            raise CaptureError("it runs in no other way")
+        return captured(model, scenario, references, moved)
+
+    return capturing

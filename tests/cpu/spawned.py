@@ -41,7 +41,8 @@ IMPORTED = {
     "commands": (
         "torch._dynamo", "torch.export._trace", "fusion_advisor.cli.app",
         "fusion_advisor.frontend.loading", "fusion_advisor.workflows.patch",
-        "fusion_advisor.verify.compile_child",
+        "fusion_advisor.verify.compile_child", "fusion_advisor.ci.policy",
+        "fusion_advisor.report.formats.text", "rich.console",
     ),
     "interpreter": (
         "torch._dynamo", "torch.export._trace", "transformers.modeling_utils",

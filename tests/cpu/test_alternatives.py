@@ -10,6 +10,8 @@ import torch
 
 from .test_other_uses import uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 HEAD = """
     class Model(nn.Module):
         def __init__(self):
@@ -189,6 +191,7 @@ NESTED = """
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lines", [TERNARY, EARLY, NESTED], ids=["ternary", "early", "nested"])
 def test_lines_that_a_run_does_not_come_to(tmp_path: Path, lines: str) -> None:
     text = uses(tmp_path, body(("flag", "plain", "flag cap"), lines), flipped, "64, 32, 1024")

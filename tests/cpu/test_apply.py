@@ -142,15 +142,8 @@ def holds(facts: Facts) -> None:
     assert facts["off"] < 1e-5
 
 
-@pytest.fixture(scope="module")
-def some_families() -> dict[str, Facts]:
-    return placed("llama", "llama_generates")
-
-
-def test_kernels_are_in_models_that_are_called_as_everyone_does(
-    some_families: dict[str, Facts],
-) -> None:
-    holds(some_families["llama"])
+def test_kernels_are_in_models_that_are_called_as_everyone_does() -> None:
+    holds(placed("llama")["llama"])
 
 
 @pytest.mark.deep
@@ -166,19 +159,23 @@ def test_a_cache_costs_no_kernel() -> None:
     assert named(found["llama"]) == named(found["llama_without_cache"])
 
 
-def test_generate_runs_kernels_with_either_cache(some_families: dict[str, Facts]) -> None:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("cache", "graphs", "kernels", "fixed"), [("dynamic", 3, 7, []), ("static", 2, 9, [True] * 3)]
+)
+def test_generate_runs_kernels_with_either_cache(
+    cache: str, graphs: int, kernels: int, fixed: list[bool]
+) -> None:
     """The prompt is one graph, and one token another; a cache that grows has one more, for any
     length. A fixed cache gives back counters that the graph writes."""
-    facts = some_families["llama_generates"]
-    assert "raised" not in facts, facts["raised"]
-    for cache, graphs, kernels in (("dynamic", 3, 7), ("static", 2, 9)):
-        found = facts[cache]
-        assert found["same"]
-        assert found["said"] == []
-        assert found["graphs"] == graphs
-        assert found["kernels"] >= kernels, "in each of them"
-        assert found["plain"] == ["method"] * 3
-    assert facts["static"]["fixed"] == [True] * 3, "else CUDA graphs leave it"
+    (found,) = placed(f"llama_generates_{cache}").values()
+    assert "raised" not in found, found["raised"]
+    assert found["same"]
+    assert found["said"] == []
+    assert found["graphs"] == graphs
+    assert found["kernels"] >= kernels, "in each of them"
+    assert found["plain"] == ["method"] * 3
+    assert found["fixed"] == fixed, "else CUDA graphs leave it"
 
 
 @pytest.mark.deep

@@ -14,6 +14,8 @@ from fusion_advisor.shipped import fused_runtime
 
 from .test_other_uses import drawn, uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 LAYERS = """
     def power(h, w, n, m):
         return torch.tanh(h) ** (n - m) * w

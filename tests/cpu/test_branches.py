@@ -11,6 +11,8 @@ import torch
 from .test_other_uses import drawn, uses
 from .test_patch import changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 
 def body(forward: str, more: str = "") -> str:
     """A model of one block between products, called with what its block takes."""
@@ -115,7 +117,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_each_branch_gives_what_the_original_gives(name: str, tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
@@ -190,6 +192,7 @@ LEFT = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("why", LEFT)
 def test_what_a_function_cannot_do_for_its_caller_is_left(why: str, tmp_path: Path) -> None:
     patch = made(tmp_path, body(LEFT[why]), shape="8, 32, 1024")

@@ -91,7 +91,7 @@ def schedule(function: Callable[..., object], *inputs: torch.Tensor) -> str:
     return plan.schedule
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ONE_PASS)
 def test_what_rows_give_is_combined_in_the_same_pass(name: str, worker: Worker) -> None:
     function, inputs = ONE_PASS[name]

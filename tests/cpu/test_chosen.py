@@ -9,6 +9,8 @@ import pytest
 from .test_alternatives import body, turned
 from .test_other_uses import uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 CALLED = """
         def pick(self, s, t):
             {lines}
@@ -26,7 +28,7 @@ OWN = """
 ALIAS = OWN.replace("self.scale + t", "self.scale + y")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("around", "lines", "asked"),
     [

@@ -131,6 +131,7 @@ WALKS: dict[Callable[..., torch.Tensor], int] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", WALKS)
 def test_a_sum_does_not_wait_for_its_factors(
     function: Callable[..., torch.Tensor], worker: Worker

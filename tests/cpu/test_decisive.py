@@ -31,6 +31,7 @@ def refused(function: Callable[..., object], *inputs: torch.Tensor) -> str:
     return next((g.why for g in gates if g.name == "discontinuous" and g.outcome == "fails"), "")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DECIDED)
 def test_what_eager_stores_in_16_bits_decides_as_in_eager(name: str, worker: Worker) -> None:
     decides = DECIDED[name]
@@ -39,6 +40,7 @@ def test_what_eager_stores_in_16_bits_decides_as_in_eager(name: str, worker: Wor
     assert checked(lambda a: decides(torch.tanh(a)), (narrow,), worker) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DECIDED)
 def test_operations_that_round_once_decide_as_in_eager(name: str, worker: Worker) -> None:
     decides = DECIDED[name]
@@ -52,6 +54,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("made", FUNCTIONS)
 @pytest.mark.parametrize("name", DECIDED)
 def test_a_step_may_be_told_by_a_function_or_a_sum_and_a_place_may_not(

@@ -10,6 +10,8 @@ import torch
 
 from .test_other_uses import drawn, uses
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 CASES = {
     "of each a kernel": (
         """
@@ -104,7 +106,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_left_of_a_display_is_what_it_was(name: str, tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:

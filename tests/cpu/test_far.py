@@ -206,6 +206,7 @@ AROUND: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
 """Functions of three rows of bytes, and what else they take."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", AROUND)
 def test_right_on_both_sides_of_the_boundary(name: str, tmp_path: Path) -> None:
     """The last element at the largest offset that 32 bits serve, at 2**31 - 1, at 2**31, beyond."""

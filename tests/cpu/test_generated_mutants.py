@@ -149,6 +149,7 @@ def surviving(name: str, chosen: Iterator[tuple[int, Mutant]], seeds: int) -> li
     return [f"{m.kind}: {m.told}" for number, m in chosen if lives(name, number, m, seeds)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_a_few_mutants_of_each_kernel_are_found(name: str) -> None:
     assert surviving(name, iter(drawn(name)), 5) == []

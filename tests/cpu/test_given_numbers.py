@@ -18,9 +18,12 @@ from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
 from fusion_advisor.workflows.patch import Patched
 
+from .in_process import WAYS
 from .regions import Tape, launches
 from .test_registry import S, T, needs_data, recorded, samples_of
 from .test_sizes import assert_same, loaded, made, reasons
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 PLAIN = [name for name in HANDED_ON if "_." not in name]
 X = T((5, 33))
@@ -143,11 +146,11 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     """Folder of a model of blocks with a body, and its patch, which no test changes."""
 
     @cache
-    def of(name: str) -> tuple[Path, Patched]:
-        folder = tmp_path_factory.mktemp("blocks")
+    def of(name: str, ways: str) -> tuple[Path, Patched]:
+        folder = tmp_path_factory.mktemp(f"blocks-{ways.replace(' ', '-')}")
         return folder, made(folder, blocks(BODIES[name][0]))
 
-    return of
+    return lambda name: of(name, WAYS.get())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -103,6 +103,7 @@ CAUGHT: dict[str, Callable[[], Kernel]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_wrong_kernel_is_caught(name: str, worker: Worker) -> None:
     (check,) = checked(worker, CAUGHT[name](), seeds=6)

@@ -122,6 +122,7 @@ def near(model: nn.Module, call: Callable[..., Any], *inputs: Any, factor: float
     return True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("loss", [mean, summed, smoothed, ignoring, shifted, by_module])
 def test_loss_and_gradients_are_eagers(loss: Loss, dynamic: bool) -> None:

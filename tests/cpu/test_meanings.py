@@ -141,7 +141,7 @@ def checked(name: str, sample: Sample, dtype: torch.dtype, special: bool) -> boo
     return True
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_as_eager(name: str) -> None:
     torch.manual_seed(0)

@@ -21,8 +21,10 @@ from fusion_advisor.workflows.patch import Patched, patch_model
 from . import spawned
 from .checks import CRITERION
 from .generated import kernel
-from .in_process import captured
+from .in_process import captured_as_asked
 from .spawned import run_script
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 CROWDED = '''
 """A problem whose names are those of emitted files."""
@@ -78,11 +80,13 @@ def get_init_inputs():
 '''
 
 
-def made(file: Path, *, mode: str = "train") -> Patched:
-    """The file's patch and its `ModelNew`, kernels unchecked."""
+def made(file: Path, *, mode: str = "train", resized: bool = True) -> Patched:
+    """The file's patch and its `ModelNew`, kernels unchecked; proven at its own sizes alone unless
+    `resized`."""
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    return patch_model(request, file.parent.resolve(), captured=captured, model_new=True)
+    capture = captured_as_asked(scenario, resized=resized)
+    return patch_model(request, file.parent.resolve(), captured=capture, model_new=True)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Patched]:
     """The crowded file and its patch, which no test changes."""
     file = tmp_path_factory.mktemp("crowded") / "problem.py"
     file.write_text(CROWDED)
-    return file, made(file)
+    return file, made(file, resized=False)
 
 
 def test_it_computes_what_the_model_does(crowded: tuple[Path, Patched], tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def test_functions_that_ask_stand_behind_the_kernels(tmp_path: Path) -> None:
     """And not under the kernels' licence, for their statements are the problem's."""
     file = tmp_path / "problem.py"
     file.write_text(ASKS)
-    text = made(file).model_new
+    text = made(file, resized=False).model_new
     assert "return fused_tanh_pow_or_eager(x, self.by)" in text
     assert text.index("SPDX-SnippetEnd") < text.index("def fused_tanh_pow_or_eager(x, by):")
     (tmp_path / "new.py").write_text(text)

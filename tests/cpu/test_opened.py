@@ -11,6 +11,8 @@ import torch
 from .test_other_uses import uses
 from .test_patch import made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 ATTENTION = """
     class Attention(nn.Module):
         cap = 0.0
@@ -220,7 +222,7 @@ def used(file: Any) -> list[object]:
     return results
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", OPENED)
 def test_what_a_call_computes_beside_a_kernel_is_made_once(name: str, tmp_path: Path) -> None:
     text = uses(tmp_path, OPENED[name], used, "8, 512, 1024", resized=True)
@@ -229,7 +231,7 @@ def test_what_a_call_computes_beside_a_kernel_is_made_once(name: str, tmp_path: 
     assert "torch.is_grad_enabled()" in text
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_may_not_be_made_again_is_left_where_it_was(name: str, tmp_path: Path) -> None:
     text = uses(tmp_path, KEPT[name], used, "8, 512, 1024", resized=True)

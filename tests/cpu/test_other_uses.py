@@ -27,6 +27,8 @@ from fusion_advisor.workflows.patch import patch_model
 from .in_process import captured_as_asked
 from .test_patch import HEAD, changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 Use = Callable[[Any], list[object]]
 
 
@@ -38,10 +40,11 @@ def uses(
     inputs: int = 1,
     *,
     resized: bool = False,
+    everywhere: bool = False,
 ) -> str:
-    """The source and the guards of a patch; `use` of the model's file gives the same before and
-    after. With `resized` the model is seen at other sizes, too."""
-    patch = made(folder, body, shape=shape, count=inputs, resized=resized)
+    """The source and the guards of a patch, as `made` makes it; `use` of the model's file gives the
+    same before and after."""
+    patch = made(folder, body, shape=shape, count=inputs, resized=resized, everywhere=everywhere)
     assert patch.diff, (patch.unplaced, patch.patch.refused)
     text = changed(patch)
     with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
@@ -52,9 +55,11 @@ def uses(
                 path.syspath_prepend(str(file.parent))
                 torch.manual_seed(0)
                 module = load_module(file.read_text(), file.parent)
-                results.append(use(module))
-            for name in [name for name in sys.modules if name.startswith("fused_model")]:
-                del sys.modules[name]
+                try:
+                    results.append(use(module))
+                finally:
+                    for name in [name for name in sys.modules if name.startswith("fused_model")]:
+                        del sys.modules[name]
     for found, known in zip(*results, strict=True):
         if isinstance(known, torch.Tensor):
             assert isinstance(found, torch.Tensor)
@@ -327,6 +332,7 @@ def test_a_write_into_an_argument_is_left(tmp_path: Path) -> None:
                 return self.block(self.lin(x), x) @ x.transpose(-1, -2)
         """,
         use,
+        everywhere=True,
     )
     assert "x += h" in text
     assert "fused_model.tanh_mul_add_or_eager(x, h)" in text
@@ -542,8 +548,9 @@ def test_a_group_at_fault_is_left_out_and_the_others_are_put(tmp_path: Path) -> 
         for wrong in ("fused_model.exp_mul", "fused_model.sigmoid_mul"):
             if wrong in text:
                 raise CaptureError(f"{wrong} is wrong")
-        return captured_as_asked(model, *rest)
+        return capture(model, *rest)
 
+    capture = captured_as_asked(Scenario())
     file = tmp_path / "model.py"
     file.write_text(HEAD + FOUR)
     request = Request(str(file), Scenario(), device="h200", verify=False, compile=False)
@@ -618,7 +625,11 @@ def test_another_rank_where_torch_gave_sizes(tmp_path: Path) -> None:
             def forward(self, x):
                 return F.normalize(torch.tanh(x), dim=-1) * 2.0
         """
-    uses(tmp_path, body, lambda m: [m.Model()(drawn(*s)) for s in [(4, 1024), (2, 2, 3, 1024)]])
+
+    def use(file: Any) -> list[object]:
+        return [file.Model()(drawn(*shape)) for shape in [(4, 1024), (2, 2, 3, 1024)]]
+
+    uses(tmp_path, body, use, everywhere=True)
 
 
 def test_a_tensor_for_a_number(tmp_path: Path) -> None:
@@ -787,6 +798,7 @@ JUMPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JUMPS)
 def test_what_leaves_a_block_is_not_passed(name: str, tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
@@ -997,6 +1009,7 @@ def test_a_size_is_asked_of_what_has_that_dimension(tmp_path: Path) -> None:
         """,
         use,
         shape="8, 512, 1024",
+        everywhere=True,
     )
     assert "if not x.is_contiguous():" in text, text
     assert "or x.dim() < 1\n        or x.size(-1) != 64" in text, text
@@ -1157,6 +1170,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_sequential_may_run_otherwise(name: str, tmp_path: Path) -> None:
     """It has a hook, holds another module more, or is another one."""

@@ -22,7 +22,9 @@ from fusion_advisor.workflows.patch import Patched, patch_model
 from fusion_advisor.workflows.update import UpdateResult, update_kernels
 
 from . import spawned
-from .in_process import captured
+from .in_process import captured, captured_as_asked
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 MODEL = """
 import torch
@@ -52,13 +54,15 @@ MORE = """\
 TOOL, RULES = version("fusion-advisor") or "unknown", load_rulebook().hash
 
 
-def again(folder: Path, least: Least | None = None) -> Patched:
-    """The patch of the model in a folder as it is now, kernels unchecked."""
+def again(folder: Path, least: Least | None = None, *, resized: bool = True) -> Patched:
+    """The patch of the model in a folder as it is now, kernels unchecked; proven at its own sizes
+    alone unless `resized`."""
     request = Request(
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False,
         least=least or Least(),
     )  # fmt: skip
-    return patch_model(request, folder.resolve(), captured=captured)
+    capture = captured_as_asked(request.scenario, resized=resized)
+    return patch_model(request, folder.resolve(), captured=capture)
 
 
 def applied(folder: Path) -> Patched:
@@ -112,7 +116,8 @@ def brought_up(folder: Path) -> UpdateResult:
     request = Request(
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
     )
-    made = update_kernels(request, folder.resolve(), captured=captured)
+    capture = captured_as_asked(request.scenario, resized=True)
+    made = update_kernels(request, folder.resolve(), captured=capture)
     assert made.wrong == {}
     for path, text in made.patch.after.items():
         path.write_text(text)
@@ -281,7 +286,7 @@ def test_what_saves_less_than_the_thresholds_is_left(
     tmp_path: Path, least: Least, why: str
 ) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    made = again(tmp_path, least)
+    made = again(tmp_path, least, resized=False)
     assert made.diff == ""
     assert made.saved_us == 0.0
     (said,) = made.patch.refused.values()
@@ -316,13 +321,13 @@ def test_what_gains_less_than_a_thousandth_of_the_step_is_left_but_in_lines_that
     tmp_path: Path,
 ) -> None:
     (tmp_path / "model.py").write_text(SMALL_BESIDE)
-    made = again(tmp_path)
+    made = again(tmp_path, resized=False)
     assert made.wrong == {}
     assert [(put.kernel, put.occurrences) for put in made.patch.puts] == [("swiglu", 1)] * 2
     assert [each.computes for each in made.left if "the threshold is 0.10%" in each.why] == [
         "tanh + mul"
     ]
-    everything = again(tmp_path, Least(share=0.0))
+    everything = again(tmp_path, Least(share=0.0), resized=False)
     assert {put.kernel for put in everything.patch.puts} == {"swiglu", "tanh_mul"}
 
 

@@ -26,7 +26,7 @@ each_pair = pytest.mark.parametrize("name", MODELS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-@pytest.mark.sampled(2, each="name")  # the files of both dtypes are made and read by the next test
+@pytest.mark.sampled(5)  # the files of all are made and read by the next test
 @each_dtype
 @each_pair
 def test_results_and_gradients_are_those_of_float64(

@@ -30,6 +30,8 @@ from .checks import CRITERION
 from .in_process import captured, captured_as_asked
 from .spawned import run_script
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 HEAD = """
 import torch
 import torch.nn.functional as F
@@ -58,17 +60,19 @@ def made(
     mode: str = "eval",
     shape: str = "8, 32, 1024",
     resized: bool = False,
+    everywhere: bool = False,
     count: int = 1,
 ) -> Patched:
     """The patch of a file with a model of `count` inputs, kernels unchecked; with `resized` at
-    other sizes, too."""
+    other sizes, too, and with `everywhere`, or in the deep tests, in the other mode, in another
+    dtype and under autocast."""
     file = folder / "model.py"
     given = ", ".join([f"torch.empty({shape})"] * count)
     inputs = f"\n\ndef get_inputs():\n    return [{given}]\n"
     file.write_text(HEAD + textwrap.dedent(body) + inputs)
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    capturing = captured if resized else captured_as_asked
+    capturing = captured_as_asked(scenario, resized=resized, everywhere=everywhere)
     return patch_model(request, folder.resolve(), captured=capturing)
 
 
@@ -842,6 +846,7 @@ def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
                     x = self.lin(x)
                     return scaled(x, self.by)
             """,
+            everywhere=True,
         )
     )
     tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If)]
@@ -1224,6 +1229,7 @@ def test_a_dtype_that_autocast_names_changes_nothing(tmp_path: Path) -> None:
                 return 1 - F.cosine_similarity(h, h.exp(), dim=-1)
         """,
         shape="64, 128, 1024, dtype=torch.bfloat16",
+        everywhere=True,
     )
     assert "fused_model." in changed(patch)
     assert "under autocast" in patch.tried

@@ -22,8 +22,10 @@ from fusion_advisor.workflows.patch import Patched, patch_model
 from fusion_advisor.workflows.update import UpdateResult, update_kernels
 
 from .checks import CRITERION
-from .in_process import captured
+from .in_process import captured, captured_as_asked
 from .spawned import command, facts_by
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 HEAD = """
 import torch
@@ -83,7 +85,9 @@ def asked(folder: Path, mode: str = "train") -> Request:
 
 def made(folder: Path, text: str) -> Patched:
     (folder / "model.py").write_text(text)
-    patch = patch_model(asked(folder), folder.resolve(), captured=captured)
+    request = asked(folder)
+    capture = captured_as_asked(request.scenario, resized=True)
+    patch = patch_model(request, folder.resolve(), captured=capture)
     assert patch.wrong == {}
     return patch
 

@@ -94,7 +94,7 @@ OTHERWISE: dict[str, tuple[Callable[..., object], Tensors]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", AS_ROWS)
 def test_a_reduction_runs_along_the_results_rows(name: str, worker: Worker) -> None:
     function, inputs, count = AS_ROWS[name]
@@ -294,7 +294,7 @@ CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHANNELS)
 def test_rows_of_channels(name: str, worker: Worker) -> None:
     """Every plan is right, and none divides in each lane where channels are long."""
@@ -394,6 +394,7 @@ def rotated_pairs(a: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torc
     return turned.flatten(-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [rotated_norm, rotated_pairs])
 def test_a_norm_and_the_rotation_behind_it_are_one_kernel(
     function: Callable[..., object], worker: Worker
@@ -448,6 +449,7 @@ EARLY: dict[str, tuple[Callable[..., Tensors], tuple[int, int, int]]] = {
 """Walks over a row, loads of the transposed operand and of results, or of what stands for them."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EARLY)
 def test_results_are_stored_as_soon_as_they_are_made(name: str, worker: Worker) -> None:
     function, (walks, turned, back) = EARLY[name]
@@ -483,6 +485,7 @@ BIASED: dict[str, tuple[Tensors, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BIASED)
 def test_what_a_run_shares_is_added_to_all_of_it(name: str, worker: Worker) -> None:
     inputs, schedule = BIASED[name]
@@ -679,6 +682,7 @@ def test_no_kernel_compiles_for_minutes(steps: int, refused: bool) -> None:
         assert refusal.why == "193 loads and stores would compile for minutes; 192 at most"
 
 
+@pytest.mark.deep
 def test_a_norm_and_the_rotation_of_its_pairs_are_one_kernel(worker: Worker) -> None:
     """The norm's axis is split into the pairs that the result's dimension has."""
 

@@ -208,7 +208,7 @@ def drawn_kernel(name: str) -> tuple[Kernel, str]:
     return emit(flow, decision, "k", RULES), decision.subject.plan.schedule
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_draw_as_their_reference(name: str, worker: Worker) -> None:
     """Masks are results in many of these: compared bit for bit, at odd sizes too."""

@@ -12,6 +12,8 @@ import pytest
 from .spawned import run_script
 from .test_patch import changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 MODEL = """
     from einops import rearrange
 
@@ -88,7 +90,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", PRODUCTS)
 def test_the_copy_that_a_product_makes_is_the_kernels(way: str, tmp_path: Path) -> None:
     """Where nothing else reads what is copied: of that the strides would be others. What einsum
@@ -125,7 +127,7 @@ def test_a_linear_layer_is_another_product_of_rows_that_lie_together(tmp_path: P
     assert "return self.out(x)" in text
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_copy_of_of_a_reshape_is_the_kernels(way: str, tmp_path: Path) -> None:
     patch = made(tmp_path, MODEL.format(WAYS[way]), shape="16, 512, 512", resized=True)

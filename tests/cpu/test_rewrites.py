@@ -163,6 +163,7 @@ def from_a_place(length: int) -> torch.Tensor:
     return torch.cat([torch.arange(5, 6), torch.arange(6, 5 + length)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "mask",
@@ -402,6 +403,7 @@ def begun_again(length: int) -> torch.Tensor:
     return torch.cat([torch.arange(1), torch.arange(length - 1)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "mask",
@@ -534,6 +536,7 @@ def expanded_in_front(x: torch.Tensor, n: int) -> torch.Tensor:
     return x[:, None].expand(batch, n, groups, keys, width).reshape(batch, -1, keys, width)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("repeated", "goes"),
@@ -620,6 +623,7 @@ def in_batches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     return torch.bmm((torch.bmm(q, k.transpose(1, 2)) / 2.0).softmax(-1), v)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "forward",
@@ -674,6 +678,7 @@ def dropped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.dropout((q @ k.mT).softmax(-1), 0.5, training=True) @ v
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "forward",
     [weights_too, over_queries, capped, with_a_bias, hidden_rows, masked_before_scaled,

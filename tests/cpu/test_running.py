@@ -73,7 +73,7 @@ def get_inputs():
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("body", "further", "wrong", "few"),
     [

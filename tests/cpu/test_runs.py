@@ -11,6 +11,8 @@ from fusion_advisor.sourcepatch.editing.outline import KernelRun, choice
 
 from .test_patch import asking, changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 
 def test_a_size_that_a_guard_asks_for_holds_no_other(tmp_path: Path) -> None:
     """32 is the number of groups and no size: one line serves 64 and 128 channels."""
@@ -103,6 +105,7 @@ def test_training_is_asked_of_the_modules_of_any_run(tmp_path: Path) -> None:
                     x = block(x)
                 return x
         """,
+        everywhere=True,
     )
     assert "return fused_model." in changed(patch)
     assert "drop.training" in asking(patch)

@@ -10,6 +10,8 @@ from fusion_advisor.workflows.patch import Patched
 
 from .test_patch import asking, changed, made
 
+pytestmark = pytest.mark.usefixtures("ways")
+
 PARTS = "nn.GroupNorm(8, 64), nn.SiLU(), nn.Conv2d(64, 64, 3, padding=1)"
 MODEL = """
 class Model(nn.Module):
@@ -117,6 +119,7 @@ def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
     assert "block[2](group_norm_silu_or_eager" in asking(patch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("making", "forward"),
     [

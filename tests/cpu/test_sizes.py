@@ -23,7 +23,9 @@ from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
 from fusion_advisor.workflows.patch import Patched, patch_model
 
-from .in_process import captured
+from .in_process import captured, captured_as_asked
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 REASON = "a size became a number there"
 
@@ -88,7 +90,8 @@ def made(folder: Path, text: str) -> Patched:
     file = folder / "model.py"
     file.write_text(text)
     request = Request(str(file), device="h200", verify=False, compile=False)
-    patch = patch_model(request, folder.resolve(), captured=captured)
+    capture = captured_as_asked(request.scenario, resized=True)
+    patch = patch_model(request, folder.resolve(), captured=capture)
     assert patch.wrong == {}
     return patch
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .test_other_uses import drawn, uses
+
+pytestmark = pytest.mark.usefixtures("ways")
 
 DROPPED = """
     class Trunk(nn.Module):
