@@ -275,7 +275,11 @@ class PersistentSchedule(Table):
     short_elements_per_thread: Elements
     """Elements a thread of such a tile, at most."""
     short_warps_per_multiprocessor: Warps
-    """Warps a multiprocessor of all programs that walk such rows."""
+    """Warps a multiprocessor of all programs that walk such rows, or narrow ones."""
+    narrow_bytes: Bytes
+    """Bytes at a multiple of which narrow rows begin, at most."""
+    narrow_tile_elements: Elements
+    narrow_elements_per_thread: Elements
 
 
 class SplitSchedule(Table):

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from fusion_advisor.ir.graph import DTYPE_BYTES
 from fusion_advisor.region.region import JOINED, Output, Region
+from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.rulebook.schema import Device, PersistentSchedule, Rulebook
 from fusion_advisor.schedules import row
 from fusion_advisor.schedules.base import (
@@ -28,6 +30,7 @@ from fusion_advisor.schedules.cutting import (
     space,
 )
 from fusion_advisor.schedules.layout import (
+    Access,
     Group,
     accesses,
     leading,
@@ -167,20 +170,36 @@ def _of_columns(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
     numbers = rulebook.schedules.persistent
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the columns do not lie along contiguous memory")
+    narrow = _narrow(laid, numbers)
     block = power_of_two(laid.length)
-    rows = min(max(numbers.tile_elements.count // block, 1), power_of_two(laid.count))
+    tile = (numbers.narrow_tile_elements if narrow else numbers.tile_elements).count
+    each = numbers.narrow_elements_per_thread if narrow else numbers.elements_per_thread
+    rows = min(max(tile // block, 1), power_of_two(laid.count))
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
+    stages = 1 if narrow else stages
     outer = frozenset(laid.across)
     while rows > 1 and staged_bytes(laid.loads, outer, rows * block, stages) > room:
         rows //= 2
     if staged_bytes(laid.loads, outer, rows * block, stages) > room:
         raise Refused("on-chip", f"rows on their way do not fit into {room} B of shared memory")
-    warps = power_of_two(
-        max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
-    )
+    warps = power_of_two(max(1, rows * block // (each.count * device.warp_size)))
     warps = min(warps, numbers.max_warps.count)
-    most = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
+    programs = numbers.programs_per_multiprocessor.count
+    if narrow:
+        programs = max(numbers.short_warps_per_multiprocessor.count // warps, 1)
+    most = device.multiprocessor.count.count * programs
     return _Tile(rows, block, warps, stages, most)
+
+
+def _narrow(laid: Rows, numbers: PersistentSchedule) -> bool:
+    """Do rows begin where no more than a few bytes are taken at once? They cannot be copied ahead:
+    more warps wait instead."""
+
+    def taken(load: Access) -> int:
+        steps = (load.step(axis) * load.tensor.itemsize for axis in laid.across)
+        return gcd(VECTOR_BYTES, *steps)
+
+    return any(taken(load) <= numbers.narrow_bytes.count for load in laid.own)
 
 
 def _of_rows(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
