@@ -315,7 +315,7 @@ def _put(
 
 
 def _make_again(traced: torch.fx.GraphModule, whole: Sequence[int]) -> None:
-    """Have made again what follows from labels and indices alone, which live for the whole step,
+    """Mark to be made again what follows from labels and indices alone, which live for the step,
     and from no tensor at all, such as counts: the partitioner takes a comparison of labels, which
     is smaller than these, for a reduction, and no kernel makes it beside results of other shapes.
     A sum that is one number is kept: no kernel makes it beside sums along rows."""

@@ -53,9 +53,7 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
     made = [instructions(r, device, precise=exact, lanes=partial(lanes, r)) for r in parts]
     read, rounds = step.bytes_read + step.in_common, step.chunks * step.turns
     each = (read + step.bytes_written) / (step.programs * step.warps * device.warp_size)
-    if (
-        step.turns > 1 and step.stages > 1
-    ):  # one tile is worked on while the others are on their way
+    if step.turns > 1 and step.stages > 1:  # further tiles are on their way
         each /= step.stages - 1
     return Work(
         "kernel",

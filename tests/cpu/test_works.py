@@ -188,6 +188,17 @@ def test_of_a_persistent_kernel_each_turn_is_counted() -> None:
     assert first.steps * H200.warp_size >= 16384 * 4096 > 100 * last.steps * H200.warp_size / 2
 
 
+def test_tiles_that_are_copied_ahead_wait_together() -> None:
+    """Two tiles of three are on their way while one is worked on: each would wait alone in a walk
+    of rows that cannot be copied ahead."""
+
+    def depth(columns: int) -> float:
+        first, _ = of_kernels(lambda x: torch.relu(x).sum(0), empty(1 << 16, columns, dtype=HALF))
+        return first.depth * first.programs * first.warps / columns
+
+    assert depth(1024) < 0.7 * depth(1023)
+
+
 def test_elements_of_no_whole_vectors_are_asked_for_one_by_one() -> None:
     def requests(columns: int) -> float:
         (work,) = of_kernels(lambda x: torch.tanh(x) * 2, empty(columns, columns))
