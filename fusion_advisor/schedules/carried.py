@@ -192,8 +192,8 @@ def _of_columns(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
 
 
 def _narrow(laid: Rows, numbers: PersistentSchedule) -> bool:
-    """Do rows begin where fewer bytes are taken at once than an asynchronous copy takes? They cannot
-    be copied ahead: more warps wait instead."""
+    """Do rows begin where fewer bytes are taken at once than an asynchronous copy takes? They
+    cannot be copied ahead: more warps wait instead."""
 
     def taken(load: Access) -> int:
         steps = (load.step(axis) * load.tensor.itemsize for axis in laid.across)
