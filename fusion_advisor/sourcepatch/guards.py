@@ -7,7 +7,7 @@ guard stands in the source before the call; where it holds, the original stateme
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -258,13 +258,22 @@ class Guards:
 
     @cached_property
     def _composite(self) -> Mapping[Block, set[Span]]:
-        """Places of the expressions that launch several ops, by block."""
+        """Places of the expressions that launch several ops, by block; a function of torch's in
+        Python makes each in a step of its own, and one of the user's in a block of its own."""
         found, position = defaultdict[Block, set[Span]](set), self.flow.position
+        inner = {
+            step: place
+            for place in sorted(self.sources.held, key=lambda place: place.activation)
+            for step in self.sources.held[place]
+        }
         for place, held in self.sources.held.items():
+            launched = Counter[Span]()
             for step, standing in held.items():
-                made = self.sources.made.get(step, ())
-                if sum(self.flow.launches(position[node.name]) for node in made) > 1:
-                    found[place.block].add(standing.span)
+                if inner[step] == place:
+                    made = self.sources.made.get(step, ())
+                    launches = (self.flow.launches(position[node.name]) for node in made)
+                    launched[standing.span] += sum(launches)
+            found[place.block] |= {span for span, count in launched.items() if count > 1}
         return found
 
     def of_held(

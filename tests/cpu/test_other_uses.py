@@ -629,7 +629,7 @@ def test_another_rank_where_torch_gave_sizes(tmp_path: Path) -> None:
     def use(file: Any) -> list[object]:
         return [file.Model()(drawn(*shape)) for shape in [(4, 1024), (2, 2, 3, 1024)]]
 
-    uses(tmp_path, body, use, everywhere=True)
+    uses(tmp_path, body, use)
 
 
 def test_a_tensor_for_a_number(tmp_path: Path) -> None:
