@@ -14,11 +14,14 @@ from __future__ import annotations
 import json
 import os
 import queue
+import secrets
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -65,7 +68,7 @@ class Worker:
         self._jobs = queue.SimpleQueue[tuple[Any, type[Any], float, Future[Any]] | None]()
         self._child: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Callable[[], object] | None = None
         self._abandoned = False
         self._pending = b""
         self._thread: threading.Thread | None = None
@@ -108,12 +111,13 @@ class Worker:
 
     def _spawn(self) -> None:
         self._pending = b""
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="fusion-advisor-", ignore_cleanup_errors=True
-        )
+        folder = Path(tempfile.gettempdir(), f"fusion-advisor-{secrets.token_hex(8)}")
+        # Before it is there: a signal may come as soon as it is.
+        self._folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        folder.mkdir(0o700)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
         self._child = subprocess.Popen(
-            (sys.executable, "-P", "-c", _START, _ROOT, self._folder.name, *self._arguments),
+            (sys.executable, "-P", "-c", _START, _ROOT, str(folder), *self._arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -135,7 +139,7 @@ class Worker:
                 except BrokenPipeError:
                     continue  # unwritten bytes for a child that is gone
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
