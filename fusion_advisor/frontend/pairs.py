@@ -4,7 +4,8 @@ is chosen for the group, not what eager happens to keep.
 The eager statements of a group run under autograd on meta tensors, traced as one graph; torch's
 min-cut partitioner parts the graph. Norms, softmax and losses are taken apart first, so that their
 statistics can be kept and their results made again. Inputs and results of the group are alive
-anyway; beside them the cut prefers the fewest bytes, and reductions are never made twice.
+anyway; beside them the cut prefers the fewest bytes, and makes reductions twice only where keeping
+what they give is more than eager keeps, or has no kernels.
 """
 # torch.fx and autograd carry Any in every node.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -175,8 +175,8 @@ def _of_columns(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
     tile = (numbers.narrow_tile_elements if narrow else numbers.tile_elements).count
     each = numbers.narrow_elements_per_thread if narrow else numbers.elements_per_thread
     rows = min(max(tile // block, 1), power_of_two(laid.count))
-    stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
-    stages = 1 if narrow else stages
+    stages = 1 if narrow else numbers.stages.count
+    room = device.multiprocessor.shared_memory_per_block.count
     outer = frozenset(laid.across)
     while rows > 1 and staged_bytes(laid.loads, outer, rows * block, stages) > room:
         rows //= 2
