@@ -28,9 +28,9 @@ _NONE, _MEAN = 0, 1
 
 def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     """logsumexp as ATen's kernels compute it. ATen fills the maxima in place, through a view: here
-    out of place, the same bytes."""
+    out of place, the same bytes. Its gradient does not go through the maxima, which cancel."""
     dims = list(dim) if isinstance(dim, (tuple, list)) else [dim]
-    largest = aten.amax.default(x, dims, True)
+    largest = aten.detach.default(aten.amax.default(x, dims, True))
     shift = largest.masked_fill(aten.eq.Scalar(largest.abs(), math.inf), 0)
     total = aten.sum.dim_IntList(aten.exp_.default(x - shift), dims, keepdim)
     return total.log_().add_(shift if keepdim else shift.squeeze(dims))
