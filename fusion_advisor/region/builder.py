@@ -24,6 +24,7 @@ from fusion_advisor.ir.graph import FLOATS, GivenNumber, Tensor
 from fusion_advisor.region.alike import Alike
 from fusion_advisor.region.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.region.exprs import INDEX, Expr, Pool, depends_on, needed
+from fusion_advisor.region.linear_sums import LinearSum
 from fusion_advisor.region.normalised import Sum
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import STATE
@@ -416,6 +417,9 @@ class Builder(Pool):
 
     def _reduced(self, monoid: str, value: Value, axes: AxisList, dims: Dims) -> Value:
         if monoid == "sum" and value.dtype in FLOATS and not self.exactly:
+            known = self._known_sum(value, axes)
+            if known is not None:
+                return self.seen(known, dims, value.logical)
             along = frozenset(self.axes.resolve(axes))
             summed = Sum(self.exprs, along, self.axes.resolve, self.depends)
             factors, divisors = summed.divided(value.id)
@@ -431,6 +435,23 @@ class Builder(Pool):
         if monoid in ("argmax", "argmin"):
             return self._make(replace(made, dtype="int64"), dims, "int64")
         return self._make(made, dims, value.logical)
+
+    def _known_sum(self, value: Value, axes: AxisList) -> int | None:
+        """A sum of terms that are counted, or that logarithms are taken out of; None of others."""
+        summed = LinearSum(self, axes, self.depends(needed(self.exprs, [value.id])))
+        counted = summed.counted(value.id)
+        if counted is not None:
+            return counted
+        apart = summed.apart(value.id)
+        if apart is None:
+            return None
+        left = self.seen(apart.terms, value.dims, value.logical)
+        found = self._reduced("sum", left, axes, ()).id
+        length = summed.length(value.dtype)
+        for logarithm, sign in apart.logarithms:
+            times = self.add(Expr("mul", (length, logarithm), value.dtype))
+            found = self.add(Expr(sign, (found, times), value.dtype))
+        return found
 
     def _repeated(self, monoid: str, value: Value, walked: AxisList, fixed: AxisList) -> Value:
         """Reduce a value that is constant along some of the reduced axes."""

@@ -10,7 +10,7 @@ from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
 from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import reach, traced
-from fusion_advisor.schedules.online import Moments, Pass, Rescaled
+from fusion_advisor.schedules.online import Moments, Pass, Rescaled, Shifted
 from fusion_advisor.schedules.row_walks import RowWalk, row_walks
 from fusion_advisor.tile.program import (
     Across,
@@ -166,14 +166,14 @@ class ChunkedBody(Body):
         """A loop that carries what the reductions of one pass have so far."""
         region = self.region
         operands = [region.exprs[n].args[0] for n in one.plain]
-        operands += [region.exprs[r.total].args[0] for r in one.rescaled]
+        operands += [region.exprs[each.total].args[0] for each in one.followers]
         operands += [m.value for m in one.moments]
-        carried = {r.peak for r in one.rescaled}
+        carried = {each.peak for each in one.followers}
         wanted = self._of_rows([*operands, *walk.stored], walk.back)
         self._hoist(wanted - self._made_from(carried))
         totals = {n: self._begin(n) for n in one.plain if n not in carried}
         peaks = {n: self._begin_peak(n) for n in sorted(carried)}
-        sums = {r.total: self._begin(r.total) for r in one.rescaled}
+        sums = {each.total: self._begin(each.total) for each in one.followers}
         spreads = [(m, self._begin_moments(m)) for m in one.moments]
         inside = self._open(walk)
         for number, name in totals.items():
@@ -182,7 +182,7 @@ class ChunkedBody(Body):
             value = self._masked(expr, self.value(expr.args[0]))
             inside.body.append(Update(name.id, self._combined(expr, name, value)))
         for number, name in peaks.items():
-            self._grow(number, name, [r for r in one.rescaled if r.peak == number], sums)
+            self._grow(number, name, [r for r in one.followers if r.peak == number], sums)
         for moments, spread in spreads:
             self._deviate(moments, spread)
         self._leave(walk.stored)
@@ -191,8 +191,8 @@ class ChunkedBody(Body):
             self._assign(number, self._reduce(region.exprs[number], name))
         for number, name in peaks.items():
             self.scope.values[number] = name
-        for rescaled in one.rescaled:
-            self._finish_rescaled(rescaled, sums[rescaled.total])
+        for follower in one.followers:
+            self._finish_follower(follower, sums[follower.total])
         for moments, spread in spreads:
             self._finish_moments(moments, spread)
 
@@ -207,51 +207,60 @@ class ChunkedBody(Body):
         return self._begin(number, self.region.results.get(number) or wish, self._row_shape())
 
     def _grow(
-        self, peak: int, name: Name, followers: Sequence[Rescaled], sums: dict[int, Name]
+        self, peak: int, name: Name, followers: Sequence[Rescaled | Shifted], sums: dict[int, Name]
     ) -> None:
-        """A running maximum, and the sums whose terms it scales."""
+        """A running maximum, and the sums whose terms it scales or lowers."""
         region, scope = self.region, self.scope
         expr = region.exprs[peak]
         self._emit(expr.args)
         chunk = self._reduce(expr, self._masked(expr, self.value(expr.args[0])))
         grown = self.names.claim(f"{name.id}_grown")
         higher = scope.let(grown, self._combined(expr, name, chunk))
-        for rescaled in followers:
-            before = self._shift(rescaled, name.id)
-            after = self._shift(rescaled, grown)
-            power = Elementwise("exp", (before - after,), "plain")
-            scaled = where(name.equals(LOWEST), ZERO, power)
-            scale = scope.let(self.names.claim("scale"), scaled)
-            total = region.exprs[rescaled.total]
-            self.scopes.append(Scope(values={rescaled.shift: after}))
+        for follower in followers:
+            before = self._shift(follower, name.id)
+            after = self._shift(follower, grown)
+            held, total = sums[follower.total], region.exprs[follower.total]
+            if isinstance(follower, Rescaled):
+                power = Elementwise("exp", (before - after,), "plain")
+                scaled = where(name.equals(LOWEST), ZERO, power)
+                moved = held * scope.let(self.names.claim("scale"), scaled)
+            else:  # each lane has had an element of each chunk before
+                chunks = Full((), self._since, total.dtype) / COLS
+                growth = scope.let(self.names.claim("growth"), chunks * (before - after))
+                moved = held + growth
+            self.scopes.append(Scope(values={follower.shift: after}))
             self._emit(total.args)
             inner = self.scopes.pop()
             scope.body += inner.block()
             term = self._masked(total, inner.values[total.args[0]])
-            held = sums[rescaled.total]
-            scope.body.append(Update(held.id, held * scale + term))
+            scope.body.append(Update(held.id, moved + term))
         scope.body.append(Update(name.id, higher))
 
-    def _shift(self, rescaled: Rescaled, peak: str) -> Tile:
+    @property
+    def _since(self) -> Tile:
+        """Elements of the row, or of its part, that come before the chunk."""
+        return START - Name("part") * PART if self.step.part else START
+
+    def _shift(self, follower: Rescaled | Shifted, peak: str) -> Tile:
         """What a maximum makes the terms shift by; 0 while there is none."""
         there = Name(peak)
         safe = self.scope.let(
             self.names.claim(f"{peak}_safe"), where(there.equals(LOWEST), ZERO, there)
         )
-        if rescaled.shift == rescaled.peak:
+        if follower.shift == follower.peak:
             return safe
-        self.scopes.append(Scope(values={rescaled.peak: safe}))
-        self._emit([rescaled.shift])
+        self.scopes.append(Scope(values={follower.peak: safe}))
+        self._emit([follower.shift])
         inner = self.scopes.pop()
         self.scope.body += inner.block()
-        return inner.values[rescaled.shift]
+        return inner.values[follower.shift]
 
-    def _finish_rescaled(self, rescaled: Rescaled, name: Name) -> None:
-        value = self._reduce(self.region.exprs[rescaled.total], name)
-        if rescaled.shift == rescaled.peak:
-            peak = self.value(rescaled.peak)
+    def _finish_follower(self, follower: Rescaled | Shifted, name: Name) -> None:
+        value = self._reduce(self.region.exprs[follower.total], name)
+        if follower.shift == follower.peak:
+            peak = self.value(follower.peak)
             value = where(peak.equals(LOWEST), Literal("nan"), value)
-        self._assign(rescaled.total, value)
+        self._assign(follower.total, value)
 
     def _begin_moments(self, moments: Moments) -> tuple[str, str, str]:
         """For each lane how many elements it has seen, their mean, their squared deviations."""
@@ -269,12 +278,11 @@ class ChunkedBody(Body):
         self._emit([moments.value])
         value, apart = self.names.claim("element"), self.names.claim("apart")
         deviation, share = Name(apart), self.names.claim("share")
-        since = START - Name("part") * PART if self.step.part else START
         kind = self.region.exprs[moments.squares].dtype
         inside = where(Name("col_mask"), self.value(moments.value), mean)
         element = self.scope.let(value, inside)
         self.scope.body += [
-            Let((share,), Full((), COLS, kind) / (since + COLS)),
+            Let((share,), Full((), COLS, kind) / (self._since + COLS)),
             Let((apart,), element - mean),
             Update(mean.id, mean + deviation * Name(share)),
             Update(spread.id, spread + deviation * (element - mean)),

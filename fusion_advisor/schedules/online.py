@@ -1,17 +1,20 @@
 """Dependent reductions that one pass over a row can make: which they are, seen in their algebra.
 
-Two forms can be carried from one part of a row to the next. A sum of terms that exp(−shift) scales,
-where the shift follows a maximum of the same row (softmax, logsumexp): when the maximum grows,
-what was summed is scaled again. And a sum of squared deviations from the mean of the same row
-(variance): partial sums are moved to the common mean. Every other reduction that needs another one
-takes a pass of its own.
+Three forms can be carried from one part of a row to the next. A sum of terms that exp(−shift)
+scales, where the shift follows a maximum of the same row (softmax, logsumexp): when the maximum
+grows, what was summed is scaled again. A sum of terms less such a shift (of log-probabilities):
+what was summed is lowered by the growth of the maximum, once for each term. And a sum of squared
+deviations from the mean of the same row (variance): partial sums are moved to the common mean.
+Every other reduction that needs another one takes a pass of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from fusion_advisor.ir.graph import FLOATS
+from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.layout import reach
 
@@ -19,6 +22,15 @@ from fusion_advisor.schedules.layout import reach
 @dataclass(frozen=True)
 class Rescaled:
     """`total` sums terms in exp(… − `shift`), and `shift` is made from the maximum `peak` alone."""
+
+    total: int
+    peak: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """`total` sums terms less `shift`, and `shift` is made from the maximum `peak` alone."""
 
     total: int
     peak: int
@@ -45,13 +57,19 @@ class Pass:
 
     plain: tuple[int, ...]
     rescaled: tuple[Rescaled, ...]
+    shifted: tuple[Shifted, ...]
     moments: tuple[Moments, ...]
+
+    @property
+    def followers(self) -> tuple[Rescaled | Shifted, ...]:
+        """The sums that follow a maximum."""
+        return (*self.rescaled, *self.shifted)
 
     @property
     def found(self) -> frozenset[int]:
         """Every reduction that is known after the pass."""
         moments = {n for m in self.moments for n in (m.total, m.rest, m.squares) if n is not None}
-        return frozenset(self.plain) | moments | {r.total for r in self.rescaled}
+        return frozenset(self.plain) | moments | {each.total for each in self.followers}
 
 
 def passes(region: Region, inner: frozenset[int]) -> tuple[Pass, ...]:
@@ -59,18 +77,22 @@ def passes(region: Region, inner: frozenset[int]) -> tuple[Pass, ...]:
     rows = [n for n in sorted(region.all("reduce")) if inner == frozenset(region.exprs[n].axes)]
     moments = {m.squares: m for n in rows if (m := _moments(region, n))}
     parts = {n: m for m in moments.values() for n in (m.total, m.rest) if n is not None}
-    rescaled = {n: r for n in rows if (r := _rescaled(region, n, rows))}
+    following: dict[int, Rescaled | Shifted] = {}
+    for number in rows:
+        found = _rescaled(region, number, rows) or _shifted(region, number, rows)
+        if found is not None:
+            following[number] = found
     level: dict[int, int] = {}
     for number in rows:
         needs = _needs(region, number, rows)
-        if number in rescaled:
-            others = [level[n] + 1 for n in needs - {rescaled[number].peak}]
-            level[number] = max([level[rescaled[number].peak], *others])
+        if number in following:
+            others = [level[n] + 1 for n in needs - {following[number].peak}]
+            level[number] = max([level[following[number].peak], *others])
         elif number in moments or number in parts:
             level[number] = _level_of_value(region, (moments | parts)[number], rows, level)
         else:
             level[number] = max((level[n] + 1 for n in needs), default=0)
-    return tuple(_pass(at, level, rescaled, moments, parts) for at in sorted(set(level.values())))
+    return tuple(_pass(at, level, following, moments, parts) for at in sorted(set(level.values())))
 
 
 def at_least_one(region: Region, inner: frozenset[int]) -> dict[int, int]:
@@ -112,15 +134,20 @@ def only_summed(region: Region, sums: Mapping[int, int]) -> frozenset[int]:
 def _pass(
     at: int,
     level: dict[int, int],
-    rescaled: dict[int, Rescaled],
+    following: dict[int, Rescaled | Shifted],
     moments: dict[int, Moments],
     parts: dict[int, Moments],
 ) -> Pass:
     here = [n for n, depth in level.items() if depth == at]
-    carried = [rescaled[n] for n in here if n in rescaled and level[rescaled[n].peak] == at]
-    totals = {r.total for r in carried}
+    carried = [following[n] for n in here if n in following and level[following[n].peak] == at]
+    totals = {each.total for each in carried}
     plain = [n for n in here if n not in totals and n not in moments and n not in parts]
-    return Pass(tuple(plain), tuple(carried), tuple(moments[n] for n in here if n in moments))
+    return Pass(
+        tuple(plain),
+        tuple(each for each in carried if isinstance(each, Rescaled)),
+        tuple(each for each in carried if isinstance(each, Shifted)),
+        tuple(moments[n] for n in here if n in moments),
+    )
 
 
 def _level_of_value(
@@ -153,7 +180,6 @@ def _rescaled(region: Region, number: int, rows: list[int]) -> Rescaled | None:
     expr = region.exprs[number]
     if expr.monoid != "sum":
         return None
-    varying = region.depends
     for factor in _factors(region, expr.args[0]):
         power = region.exprs[factor]
         if power.op != "exp":
@@ -161,17 +187,35 @@ def _rescaled(region: Region, number: int, rows: list[int]) -> Rescaled | None:
         apart = region.exprs[_bare(region, power.args[0])]
         if apart.op != "sub":
             continue
-        shift = apart.args[1]
-        peaks = _needs_of(region, shift, rows)
-        if len(peaks) != 1 or varying[shift] & set(expr.axes):
-            continue
-        (peak,) = peaks
-        found = region.exprs[peak]
         others = [apart.args[0], *(f for f in _factors(region, expr.args[0]) if f != factor)]
-        alone = not any(peak in _needs_of(region, other, rows) for other in others)
-        if found.monoid == "max" and found.axes == expr.axes and alone:
-            return Rescaled(number, peak, shift)
+        peak = _peak(region, expr, apart.args[1], others, rows)
+        if peak is not None:
+            return Rescaled(number, peak, apart.args[1])
     return None
+
+
+def _shifted(region: Region, number: int, rows: list[int]) -> Shifted | None:
+    expr = region.exprs[number]
+    apart = region.exprs[_bare(region, expr.args[0])]
+    if expr.monoid != "sum" or apart.op != "sub" or expr.dtype not in FLOATS:
+        return None
+    value, shift = apart.args
+    peak = _peak(region, expr, shift, [value], rows)
+    return None if peak is None else Shifted(number, peak, shift)
+
+
+def _peak(
+    region: Region, total: Expr, shift: int, others: Iterable[int], rows: list[int]
+) -> int | None:
+    """The maximum along a sum's row from which alone a shift of its terms is made, and nothing
+    else of them; None where there is none."""
+    peaks = _needs_of(region, shift, rows)
+    if len(peaks) != 1 or region.depends[shift] & set(total.axes):
+        return None
+    (peak,) = peaks
+    found = region.exprs[peak]
+    alone = not any(peak in _needs_of(region, other, rows) for other in others)
+    return peak if found.monoid == "max" and found.axes == total.axes and alone else None
 
 
 def _factors(region: Region, number: int) -> Iterator[int]:

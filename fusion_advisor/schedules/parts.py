@@ -23,7 +23,7 @@ from fusion_advisor.schedules.cutting import (
     summed,
 )
 from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced
-from fusion_advisor.schedules.online import Moments, Pass, Rescaled
+from fusion_advisor.schedules.online import Moments, Pass, Rescaled, Shifted
 
 
 @dataclass
@@ -228,6 +228,8 @@ class _Whole:
             known[number] = combined_parts(self.pool, expr, self._part(number), cut.parts, label)
         for rescaled in cut.first.rescaled:
             known[rescaled.total] = self._rescaled(rescaled, known)
+        for shifted in cut.first.shifted:
+            known[shifted.total] = self._shifted(shifted, known)
         for moments in cut.first.moments:
             self._moments(moments, known)
         return known
@@ -243,22 +245,44 @@ class _Whole:
     def _rescaled(self, rescaled: Rescaled, known: dict[int, int]) -> int:
         pool, dtype = self.pool, self.region.exprs[rescaled.total].dtype
         peak, whole = self._part(rescaled.peak), known[rescaled.peak]
-
-        def shift(of: int) -> int:
-            return Copier(pool, self.region, {rescaled.peak: of}).copied(rescaled.shift)
-
         kind = "float64" if self.cut.exact else dtype
-        power = apply(pool, "exp", apply(pool, "sub", shift(peak), shift(whole)))
+        power = apply(pool, "exp", self._growth(rescaled, whole))
         scale = converted(pool, power, kind)
         lowest = constant(pool, "-inf", dtype)
         moved = apply(pool, "mul", converted(pool, self._part(rescaled.total), kind), scale)
         nothing = apply(pool, "eq", peak, lowest)
         zero = constant(pool, "0.0", kind)
         kept = pool.add(Expr("where", (nothing, zero, moved), kind))
+        return self._of_parts(rescaled, kept, whole)
+
+    def _shifted(self, shifted: Shifted, known: dict[int, int]) -> int:
+        pool, total = self.pool, self.region.exprs[shifted.total]
+        peak, whole = self._part(shifted.peak), known[shifted.peak]
+        kind = "float64" if self.cut.exact else total.dtype
+        count = converted(pool, self._count(total), kind)
+        growth = converted(pool, self._growth(shifted, whole), kind)
+        part = converted(pool, self._part(shifted.total), kind)
+        moved = apply(pool, "add", part, apply(pool, "mul", count, growth))
+        lowest = constant(pool, "-inf", total.dtype)
+        nothing = apply(pool, "eq", peak, lowest)
+        kept = pool.add(Expr("where", (nothing, constant(pool, "-inf", kind), moved), kind))
+        return self._of_parts(shifted, kept, whole)
+
+    def _growth(self, follower: Rescaled | Shifted, whole: int) -> int:
+        """How much the shift of a part is less than that of the whole row, as a difference."""
+
+        def shift(of: int) -> int:
+            return Copier(self.pool, self.region, {follower.peak: of}).copied(follower.shift)
+
+        return apply(self.pool, "sub", shift(self._part(follower.peak)), shift(whole))
+
+    def _of_parts(self, follower: Rescaled | Shifted, kept: int, whole: int) -> int:
+        """A sum of what the parts keep; NaN where a row's maximum is -inf, and is the shift."""
+        pool, dtype = self.pool, self.region.exprs[follower.total].dtype
         total = converted(pool, summed(pool, kept, (self.cut.parts,)), dtype)
-        if rescaled.shift != rescaled.peak:
+        if follower.shift != follower.peak:
             return total
-        empty = apply(pool, "eq", whole, lowest)
+        empty = apply(pool, "eq", whole, constant(pool, "-inf", dtype))
         return pool.add(Expr("where", (empty, constant(pool, "nan", dtype), total), dtype))
 
     def _moments(self, moments: Moments, known: dict[int, int]) -> None:
