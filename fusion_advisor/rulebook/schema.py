@@ -20,6 +20,7 @@ from fusion_advisor.rulebook.quantities import (
     Count,
     Dimensions,
     Elements,
+    Instruction,
     Kernels,
     Nodes,
     Number,
@@ -208,6 +209,9 @@ class RowSchedule(Table):
     combined_elements_per_thread: Elements
     """Elements of a tile, and of a thread, where rows of one tensor are read and no result has
     elements along them."""
+    waiting_elements: Elements
+    """Length of such a row from which on parts of it take less time, where its reductions follow
+    one another."""
     walking_elements: Elements
     """Elements of a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs
@@ -332,6 +336,9 @@ class TiledSchedule(Table):
     across_elements_per_thread: Elements
     least_groups: Dimensions
     """Dimensions that do not merge, from which on a flat kernel loses time on index arithmetic."""
+    row_instructions: Instruction
+    """Instructions for what belongs to a row, from which on a flat kernel, which repeats them for
+    each element, loses more time than a tile does."""
 
 
 class Schedules(Table):

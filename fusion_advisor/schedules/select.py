@@ -12,6 +12,7 @@ from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
 from fusion_advisor.schedules.blocked import scanned_across
 from fusion_advisor.schedules.layout import reach, spanned
+from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.rows import laid_out
 
 
@@ -99,7 +100,8 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
 def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
     """Plans that fill the device first; of those that do, or do not, the ones that tear no sectors,
     if there is one, and that move the fewest bytes, give or take a finishing step; of those the
-    ones that scan no long rows at once, and the one whose schedule comes first."""
+    ones that scan no long rows at once, that hold none until its reductions have followed one
+    another, and the one whose schedule comes first."""
     if len(plans) < 2:
         return plans
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
@@ -120,13 +122,24 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
         return laid.torn(device) and laid.crossed
 
-    def rank(plan: Plan) -> tuple[bool, bool, bool, bool, bool]:
+    def rank(plan: Plan) -> tuple[bool, bool, bool, bool, bool, bool]:
         long = any(map(scans_long, plan.steps))
         much = long and scanned_across(plan.region, numbers) == 1  # more than idle threads cost
         torn, more = any(map(tears, plan.steps)), plan.moved > least * (1 + slack)
-        return much, _idles(plan.busiest, device), torn, more, long
+        slow = any(_waits(step, rulebook) for step in plan.steps)
+        return much, _idles(plan.busiest, device), torn, more, long, slow
 
     return sorted(plans, key=rank)
+
+
+def _waits(step: Step, rulebook: Rulebook) -> bool:
+    """Does a kernel hold a long row until its reductions have followed one another, and store
+    nothing along it? Parts of rows wait less."""
+    if step.chunked or step.part or step.length <= rulebook.schedules.row.waiting_elements.count:
+        return False
+    stored = any(store.walks & step.along for store in step.stores)
+    found = passes(step.region, step.along)
+    return not stored and bool(found and found[0].followers)
 
 
 def _idles(step: Step, device: Device) -> bool:

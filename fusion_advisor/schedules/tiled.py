@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from fusion_advisor.region.instruction_mix import instructions, precise
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
@@ -41,7 +42,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     moved = any(load.pulled for load in loads)
     few = len(groups) < least and not moved
     vectors = rows_of(region, inner, serial).vector > 1
-    if across is None and (few or vectors or groups[-1].size < device.warp_size):
+    plain = (few or vectors) and not _works_on_rows(region, inner, device, rulebook)
+    if across is None and (plain or groups[-1].size < device.warp_size):
         raise Refused("no-schedule", "a flat kernel serves as well")
     return Plan(NAME, region, (tile(region, inner, serial, device, rulebook, across),))
 
@@ -52,6 +54,20 @@ def _line(store: Access, last: Group) -> frozenset[int]:
         if stride == 1 and dim:
             return frozenset(dim) | frozenset(last.axes)
     return frozenset(last.axes)
+
+
+def _works_on_rows(
+    region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook
+) -> bool:
+    """Does a region make so much of what belongs to a row that lanes which make it again for each
+    of their elements lose time?"""
+
+    def once(number: int) -> float:
+        axes = region.depends[number]
+        return float(bool(axes) and not axes & inner)
+
+    made = instructions(region, device, precise=precise(region), lanes=once)
+    return made.primitives >= rulebook.schedules.tiled.row_instructions.value
 
 
 def across_axis(region: Region, inner: frozenset[int], rulebook: Rulebook) -> int | None:
