@@ -57,6 +57,28 @@ class Cut:
         }
 
     @property
+    def early(self) -> list[Output]:
+        """Results that lie along the rows and need no more of them than the pass loads: a part
+        leaves its own, where another kernel would read the rows again. A program that waits for
+        others has them on chip still."""
+        region = self.region
+        loaded = {n for m in self.first.found for n in reach(region, m)} & {*region.all("load")}
+
+        def follows(out: Output) -> bool:
+            made = reach(region, out.value)
+            waits = any(region.exprs[n].op in ("reduce", "scan") for n in made)
+            return not waits and made & {*region.all("load")} <= loaded
+
+        return [
+            out for out in region.outputs if self.exact and self._lies_along(out) and follows(out)
+        ]
+
+    def _lies_along(self, out: Output) -> bool:
+        """Are neighbours along the rows neighbours in memory?"""
+        steps = zip(out.dims, out.tensor.stride, strict=True)
+        return any(dim and step == 1 and dim[-1] in self.inner for dim, step in steps)
+
+    @property
     def narrow(self) -> bool:
         """Whether results are rounded to less than float32."""
         return all(DTYPE_BYTES[output.tensor.dtype] < 4 for output in self.region.outputs)
@@ -97,14 +119,14 @@ class Cut:
     # -- the parts of a row ----------------------------------------------------------------------
 
     def partial(self) -> Region:
-        """Every reduction of the pass, over one part of each row."""
+        """Every reduction of the pass, over one part of each row, and the early results."""
         pool, known = pool_of(self.region, self.sizes), dict[int, int]()
         for moments in self.first.moments:
             known |= _local_moments(pool, moments, back=moments.rest in self.partials)
         outputs = [
             replace(left, value=known.get(number, number)) for number, left in self.partials.items()
         ]
-        return piece(self.region, pool, outputs, (), self.sizes)
+        return piece(self.region, pool, [*outputs, *self.early], (), self.sizes)
 
     # -- what they make together -------------------------------------------------------------------
 
@@ -116,10 +138,12 @@ class Cut:
         whole = _Whole(pool, region, self)
         known = whole.reductions()
         copier = Copier(pool, region, known)
-        later = [out for out in region.outputs if not self._complete(out.value)]
+        made = {out.name for out in self.early}
+        waiting = [out for out in region.outputs if out.name not in made]
+        later = [out for out in waiting if not self._complete(out.value)]
         outputs = [
             replace(out, value=copier.copied(out.value))
-            for out in region.outputs
+            for out in waiting
             if self._complete(out.value)
         ]
         crossing = self._crossing([out.value for out in later])

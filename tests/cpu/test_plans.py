@@ -466,6 +466,42 @@ def test_results_are_stored_as_soon_as_they_are_made(name: str, worker: Worker) 
     assert checked(function, inputs, worker, plan=number) is None
 
 
+def distance(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+    """The sum of all differences' sizes, and their signs."""
+    apart = a - b
+    return apart.abs().sum(), apart.sign()
+
+
+def with_shares(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+    y = a + b
+    return y, y.softmax(-1)
+
+
+def turned_sum(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+    """The other result lies across the rows."""
+    y = a + b
+    return y.sum(-1), y.mT.contiguous()
+
+
+BY_PARTS: dict[str, tuple[Callable[..., Tensors], list[int]]] = {
+    "signs": (distance, [2, 1]),
+    "the operand of a softmax": (with_shares, [3, 2, 1]),
+    "across the rows": (turned_sum, [1, 1, 1]),
+}
+"""Results of each kernel of a region in parts of rows, partial ones among them."""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", BY_PARTS)
+def test_parts_of_rows_leave_the_results_that_wait_for_nothing(name: str, worker: Worker) -> None:
+    function, results = BY_PARTS[name]
+    inputs = (x(5, 40000), x(5, 40000))
+    (number,) = (n for n, p in enumerate(plans_of(function, *inputs)) if p.schedule == "split")
+    steps = plans_of(function, *inputs)[number].steps
+    assert [len(step.region.outputs) for step in steps] == results
+    assert checked(function, inputs, worker, plan=number) is None
+
+
 # -- runs of elements that share a place -----------------------------------------------------------
 
 
