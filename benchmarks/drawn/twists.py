@@ -72,7 +72,7 @@ TWISTS: dict[str, tuple[Taken, ...]] = {
     "second piece of a row": (("row", "_rest", _zero),),
     "lengths of rows told": (("addresses.Addresses", "_divided", lambda self: []),),
     "squares across memory": (("tiled", "across_axis", lambda *_: None),),
-    "tiles where rows are work": (("tiled", "_works_on_rows", _false),),
+    "tiles for numbers of rows": (("tiled", "_loads_for_rows", _false),),
     "parts of rows that wait": (("select", "_waits", _false),),
     "one more (log1p, expm1)": (("body", "one_more", _none),),
     "sums that are at least one": (("body", "at_least_one", _none),),

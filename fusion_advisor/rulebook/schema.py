@@ -20,7 +20,6 @@ from fusion_advisor.rulebook.quantities import (
     Count,
     Dimensions,
     Elements,
-    Instruction,
     Kernels,
     Nodes,
     Number,
@@ -336,9 +335,10 @@ class TiledSchedule(Table):
     across_elements_per_thread: Elements
     least_groups: Dimensions
     """Dimensions that do not merge, from which on a flat kernel loses time on index arithmetic."""
-    row_instructions: Instruction
-    """Instructions for what belongs to a row, from which on a flat kernel, which repeats them for
-    each element, loses more time than a tile does."""
+    row_loads: Count
+    row_filled: Share
+    """Numbers of a row that are loaded, and share of a tile's lanes along it that have elements,
+    from which on a flat kernel, which loads those for each element, takes longer."""
 
 
 class Schedules(Table):

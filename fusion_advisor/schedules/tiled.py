@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region.instruction_mix import instructions, precise
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
@@ -42,7 +41,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     moved = any(load.pulled for load in loads)
     few = len(groups) < least and not moved
     vectors = rows_of(region, inner, serial).vector > 1
-    plain = (few or vectors) and not _works_on_rows(region, inner, device, rulebook)
+    plain = (few or vectors) and not _loads_for_rows(region, inner, rulebook)
     if across is None and (plain or groups[-1].size < device.warp_size):
         raise Refused("no-schedule", "a flat kernel serves as well")
     return Plan(NAME, region, (tile(region, inner, serial, device, rulebook, across),))
@@ -56,18 +55,16 @@ def _line(store: Access, last: Group) -> frozenset[int]:
     return frozenset(last.axes)
 
 
-def _works_on_rows(
-    region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook
-) -> bool:
-    """Does a region make so much of what belongs to a row that lanes which make it again for each
-    of their elements lose time?"""
-
-    def once(number: int) -> float:
-        axes = region.depends[number]
-        return float(bool(axes) and not axes & inner)
-
-    made = instructions(region, device, precise=precise(region), lanes=once)
-    return made.primitives >= rulebook.schedules.tiled.row_instructions.value
+def _loads_for_rows(region: Region, inner: frozenset[int], rulebook: Rulebook) -> bool:
+    """Does a tile load so many numbers once for a row that lanes which load them for each of their
+    elements lose more time than those of a tile that are idle behind the row's end?"""
+    numbers = rulebook.schedules.tiled
+    length = prod(region.sizes[axis] for axis in inner)
+    block = min(power_of_two(length), numbers.elements.count)
+    filled = length / (-(-length // block) * block)
+    axes = (region.depends[number] for number in region.all("load"))
+    loads = sum(bool(each) and not each & inner for each in axes)
+    return loads >= numbers.row_loads.count and filled >= numbers.row_filled.value
 
 
 def across_axis(region: Region, inner: frozenset[int], rulebook: Rulebook) -> int | None:

@@ -502,6 +502,45 @@ def test_parts_of_rows_leave_the_results_that_wait_for_nothing(name: str, worker
     assert checked(function, inputs, worker, plan=number) is None
 
 
+# -- numbers of rows, and reductions that wait for each other --------------------------------------
+
+
+def scaled_and_moved(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return a * b + c
+
+
+def gated(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return a * b.sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("function", "columns", "schedule"),
+    [
+        (scaled_and_moved, 1000, "tiled"),
+        (scaled_and_moved, 4096, "tiled"),
+        (scaled_and_moved, 700, "flat"),
+        (gated, 1000, "flat"),
+    ],
+)
+def test_two_numbers_of_a_row_are_loaded_once_where_lanes_are_busy(
+    function: Callable[..., object], columns: int, schedule: str, worker: Worker
+) -> None:
+    inputs = (x(40, columns), x(40, 1), x(40, 1))
+    assert best(function, *inputs).schedule == schedule
+    assert checked(function, inputs, worker) is None
+
+
+@pytest.mark.parametrize(("columns", "schedule"), [(8192, "row"), (20000, "split")])
+def test_long_rows_are_parted_where_reductions_follow_one_another(
+    columns: int, schedule: str
+) -> None:
+    """Of one reduction, or with a result along the rows, each is held by one program."""
+    wide = x(400, columns)
+    assert best(lambda a: a.logsumexp(-1), wide).schedule == schedule
+    assert best(lambda a: a.square().mean(-1), wide).schedule == "row"
+    assert best(lambda a: a.softmax(-1), wide).schedule == "row"
+
+
 # -- runs of elements that share a place -----------------------------------------------------------
 
 
