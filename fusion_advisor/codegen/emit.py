@@ -107,7 +107,22 @@ def written(flow: Dataflow, decision: Decision, name: str, rulebook: Rulebook) -
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
     file = _prepare(name, plan, expressed, unrolled, flow)
-    return replace(file, held=_held(file, flow, rulebook))
+    graded = _passes_gradients(flow, expressed)
+    return replace(file, held=_held(file, flow, rulebook), graded=graded)
+
+
+def _passes_gradients(flow: Dataflow, expressed: Expressed) -> bool:
+    """Whether autograd may follow a result to an input: not through integers, nor truths."""
+    waiting, seen = [*expressed.outputs], {*expressed.outputs}
+    while waiting:
+        ref = waiting.pop()
+        if flow.annotated.tensors[ref].dtype.startswith(("int", "uint", "bool")):
+            continue
+        if ref in expressed.inputs:
+            return True
+        found = {*flow.operands[flow.position[ref.node]]} - seen
+        waiting, seen = [*waiting, *found], seen | found
+    return False
 
 
 def attempt(

@@ -165,6 +165,7 @@ def launcher(file: KernelFile, *, refuses: bool = False) -> str:
         for limit, name in limits(file).items()
     )
     decorator = f"@{HOST}.seeded\n" if file.random else ""
+    decorator += "" if file.graded else f"@{HOST}.ungraded\n"
     instead = None if refuses else "reference"
     decorator += f"@{HOST}.launcher({instead}, results={len(file.output_names)})"
     return f"{constants}{decorator}\ndef {file.name}({', '.join(parameters)}):\n{content}"

@@ -92,6 +92,8 @@ class KernelFile:
     held: tuple[tuple[str, int, int], ...] = ()
     """Dimensions of inputs that have to be as captured: the input's name, the dimension, its
     size."""
+    graded: bool = True
+    """Whether a gradient may pass through it."""
 
     @property
     def free(self) -> frozenset[int]:

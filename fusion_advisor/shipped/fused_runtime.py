@@ -124,6 +124,25 @@ def launcher(reference, results):
     return register
 
 
+def ungraded(launcher):
+    """Decorator of a launcher through which no gradient passes, since its results are integers or
+    truths or follow from such: its inputs may require one."""
+
+    def alone(call):
+        @functools.wraps(call)
+        def run(*given, **named):
+            if not torch.is_grad_enabled():
+                return call(*given, **named)
+            with torch.no_grad():
+                return call(*given, **named)
+
+        return run
+
+    found = alone(launcher)
+    found.or_none = alone(launcher.or_none)
+    return found
+
+
 def registered(results):
     """Decorator that registers a launcher as an operator, for what traces it, and gives it back as
     it is, for eager. The name has the package and a hash of the file's text: the same file is

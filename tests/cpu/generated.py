@@ -82,6 +82,11 @@ def halves_turned(x):
     return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
+def hits(logits, labels):
+    """Share of rows whose largest element is at the label: no gradient passes."""
+    return ((logits * 2).argmax(-1) == labels).float().mean()
+
+
 def rotated(q, cos, sin):
     return q * cos + halves_turned(q) * sin
 
@@ -113,6 +118,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "dropout_gelu": (dropout_gelu, (_x(64, 500, dtype=torch.bfloat16),)),
     "rotated": (rotated, (_x(2, 5, 40, 32), _x(40, 32), _x(40, 32))),
     "dropped_attention": (dropped_attention, (_x(8, 30, 96), _x(30, 96))),
+    "hits": (hits, (_x(40, 300), _x(40, dtype=torch.int64))),
     "mean_loss": (F.cross_entropy, (_x(150, 20), _x(150, dtype=torch.int64))),
 }  # fmt: skip
 

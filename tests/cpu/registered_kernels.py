@@ -212,6 +212,21 @@ def gradients() -> Facts:
     return found
 
 
+def ungraded() -> Facts:
+    """A kernel through which no gradient passes takes what requires one, traced or not."""
+    labels, before = torch.arange(9) * 37, fallbacks()
+    given = rows().requires_grad_()
+    found = [kernel("hits")(given, labels)]
+    for backend, dynamic in WAYS:
+        for one in (kernel("hits"), kernel("hits").or_none):
+            torch._dynamo.reset()
+            call = torch.compile(one, fullgraph=True, dynamic=dynamic, backend=backend)
+            found.append(call(given, labels))
+    wanted = ((given * 2).argmax(-1) == labels).float().mean()
+    same = [torch.equal(each, wanted) and not each.requires_grad for each in found]
+    return {"same": same, "fallen": fallbacks() != before}
+
+
 def gradients_are_told() -> Facts:
     """In strict mode a call that would not launch raises, traced or not."""
     said: list[str] = []
@@ -293,7 +308,7 @@ def earlier() -> Facts:
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     eager, compiled, results, drawn, checked_by_torch, exported, gradients, gradients_are_told,
-    distributed, names, earlier,
+    ungraded, distributed, names, earlier,
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ FIRST = Path(__file__).with_name("earlier") / "softmax.py"
 """Softmax as it was written for the runtime's first version."""
 KERNELS = (
     "softmax", "residual_rms_norm", "mean_loss", "shared_softmax", "carried", "dropout_gelu",
+    "hits",
 )  # fmt: skip
 
 
@@ -96,6 +97,14 @@ def test_no_gradient_is_lost(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "gradients")
     assert len(facts) == 6
     assert all(facts.values()), facts
+
+
+def test_what_passes_no_gradient_takes_inputs_that_require_one(
+    scenarios: dict[str, Facts],
+) -> None:
+    facts = facts_of(scenarios, "ungraded")
+    assert len(facts["same"]) == 11
+    assert (all(facts["same"]), facts["fallen"]) == (True, False)
 
 
 def test_a_gradient_in_strict_mode_is_refused(scenarios: dict[str, Facts]) -> None:
