@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ OBJECTS = 100_000
 
 os.environ.update({name: os.environ.get(name, "1") for name in ONE_THREAD})
 gc.set_threshold(OBJECTS)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that is no terminal's starts what it leaves in the background so, and children inherit
+    # it: tests that interrupt them would wait for nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

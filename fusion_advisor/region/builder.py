@@ -569,10 +569,17 @@ class Builder(Pool):
         places: dict[int, int] = {}
         for dim, where in wheres.items():
             axes = self.axes.resolve(value.dims[dim])
-            self.pinned.update(axes)
+            if len(axes) > 1 or not self._is_data(where):
+                self.pinned.update(axes)
             self._bound(where, self.axes.size(axes))
             places |= self._places(axes, where)
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
+
+    def _is_data(self, index: int) -> bool:
+        """Whether an index stands in memory as it is, so that no size is in it."""
+        while self.exprs[index].op == "cast":
+            (index,) = self.exprs[index].args
+        return self.exprs[index].op == "load"
 
     def _bound(self, index: int, size: int) -> None:
         """Record that the numbers an index is made from must be valid positions."""
