@@ -30,7 +30,7 @@ NAMESPACE = OWN_OPS.removesuffix(".")
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _DEFINED: dict[str, Any] = {}
 Call = Callable[..., Any]
-_PARTS = ("serves", "fall_back", "fallbacks")
+_PARTS = {"serves", "fall_back", "fallbacks"}
 
 
 class _Served(Exception):
@@ -122,11 +122,11 @@ def _hosts() -> Iterator[ModuleType]:
     """Modules with the guards of kernels that the model imported: runtimes, and files of earlier
     versions, each named as its launcher."""
     for module in [*sys.modules.values()]:
-        name = getattr(module, "__name__", "").rpartition(".")[2]
         parts = getattr(module, "__dict__", {})
-        if all(part in parts for part in _PARTS) and (
-            name == RUNTIME or ("reference" in parts and callable(parts.get(name)))
-        ):
+        if not parts.keys() >= _PARTS:
+            continue
+        name = module.__name__.rpartition(".")[2]
+        if name == RUNTIME or ("reference" in parts and callable(parts.get(name))):
             yield module
 
 

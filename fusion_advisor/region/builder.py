@@ -576,10 +576,13 @@ class Builder(Pool):
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
 
     def _is_data(self, index: int) -> bool:
-        """Whether an index stands in memory as it is, so that no size is in it."""
-        while self.exprs[index].op == "cast":
-            (index,) = self.exprs[index].args
-        return self.exprs[index].op == "load"
+        """Whether an index stands in memory, or a constant in its place, so that no size is in
+        it."""
+        expr = self.exprs[index]
+        if expr.op == "where":
+            chosen = [arg for arg in expr.args[1:] if self.exprs[arg].op != "const"]
+            return bool(chosen) and all(map(self._is_data, chosen))
+        return expr.op == "load" or (expr.op == "cast" and self._is_data(*expr.args))
 
     def _bound(self, index: int, size: int) -> None:
         """Record that the numbers an index is made from must be valid positions."""

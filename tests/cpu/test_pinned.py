@@ -9,6 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusion_advisor.support.worker import Worker
+
+from .checks import checked
 from .regions import kernel_of
 
 PINNED: dict[str, tuple[Callable[..., object], tuple[int, ...], tuple[int, ...]]] = {
@@ -35,3 +38,20 @@ def test_an_argument_as_large_as_a_dimension(name: str) -> None:
     shapes = [case.inputs[0].shape for case in made.cases]
     assert all(each[d] == shape[d] for each in shapes for d in dims)
     assert any(each != shape for each in shapes), "the other dimensions are free"
+
+
+FREE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a loss by labels": lambda a, i: F.cross_entropy(a * 2, i),
+    "its labels with one that is ignored": lambda a, i: F.nll_loss(a.log_softmax(1), i),
+    "log-probabilities of labels": lambda a, i: a.log_softmax(1).gather(1, i[:, None]) * 2,
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_an_element_that_a_label_picks_pins_no_size(name: str, worker: Worker) -> None:
+    made = kernel_of(FREE[name], torch.empty(70, 30), torch.randint(30, (70,)))
+    shapes = [case.inputs[0].shape for case in made.cases]
+    assert len({each[1] for each in shapes}) > 2
+    assert all(case.ranges[1] == (0, case.inputs[0].shape[1]) for case in made.cases)
+    (check,) = checked(worker, made, seeds=2)
+    assert check.failure is None

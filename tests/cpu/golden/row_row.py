@@ -2,7 +2,7 @@
 """2 eager launches as 2 kernels (row + row).
 
 Replaces: amax.default, amin.default.
-Source: generated.py:138.
+Source: generated.py:137.
 HBM: 15624004 B unfused, 15624004 B here (1.00 times fewer) at the sizes it was made for.
 """
 

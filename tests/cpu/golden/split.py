@@ -2,7 +2,7 @@
 """2 eager launches as 2 kernels (split).
 
 Replaces: add.Tensor, sum.dim_IntList.
-Source: generated.py:139.
+Source: generated.py:138.
 HBM: 192000320 B unfused, 64031680 B here (3.00 times fewer) at the sizes it was made for.
 """
 
