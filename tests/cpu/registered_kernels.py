@@ -217,7 +217,7 @@ def ungraded() -> Facts:
     labels, before = torch.arange(9) * 37, fallbacks()
     given = rows().requires_grad_()
     found = [kernel("hits")(given, labels)]
-    for backend, dynamic in WAYS:
+    for backend, dynamic in (WAYS[0], WAYS[-1]):
         for one in (kernel("hits"), kernel("hits").or_none):
             torch._dynamo.reset()
             call = torch.compile(one, fullgraph=True, dynamic=dynamic, backend=backend)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fusion_advisor.codegen.emit import emit
+from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.support.worker import Worker
@@ -146,16 +147,40 @@ def test_every_plan_gives_what_float64_gives(
     function: Callable[..., torch.Tensor], shape: tuple[int, int], worker: Worker
 ) -> None:
     """Whole rows, chunks of them, and parts whose sums are moved to the maximum of all."""
+    for schedule, kernel in by_schedule(function, *shape).items():
+        (check,) = checked(worker, kernel, seeds=1)
+        assert check.failure is None, schedule
+
+
+def by_schedule(function: Callable[..., object], *shape: int) -> dict[str, Kernel]:
+    """The kernel of each plan, by the plan's schedule."""
     flow = flow_of(function, *x_of(*shape))
     decision = decided(flow)
     planned = decision.subject.planned
     assert planned is not None
-    for number in range(len(planned.plans)):
+    found: dict[str, Kernel] = {}
+    for number, plan in enumerate(planned.plans):
         one = replace(planned, plans=planned.plans[number:])
         subject = replace(decision.subject, planned=one)
-        kernel = emit(flow, replace(decision, subject=subject), "sums", RULES)
-        (check,) = checked(worker, kernel, seeds=1)
-        assert check.failure is None, planned.plans[number].schedule
+        found[plan.schedule] = emit(flow, replace(decision, subject=subject), "sums", RULES)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "right", "wrong"),
+    [
+        ("blocked", "(amax_safe - amax_grown_safe)", "0.0"),
+        ("split", "tl.minimum(elements - col", "0 * tl.minimum(elements - col"),
+    ],
+)
+def test_a_lost_growth_of_the_maximum_is_seen(
+    schedule: str, right: str, wrong: str, worker: Worker
+) -> None:
+    kernel = by_schedule(centred, 300, 9000)[schedule]
+    text = kernel.text.replace(right, wrong)
+    assert text != kernel.text
+    (check,) = checked(worker, replace(kernel, text=text), seeds=1)
+    assert check.failure
 
 
 SCRIPT = f"""{LOADED}

@@ -103,7 +103,7 @@ def test_what_passes_no_gradient_takes_inputs_that_require_one(
     scenarios: dict[str, Facts],
 ) -> None:
     facts = facts_of(scenarios, "ungraded")
-    assert len(facts["same"]) == 11
+    assert len(facts["same"]) == 5
     assert (all(facts["same"]), facts["fallen"]) == (True, False)
 
 
