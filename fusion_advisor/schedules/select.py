@@ -37,6 +37,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         # Larger regions have more of them: few keep to themselves what they share with these.
         why = f"{accesses} loads and stores would compile for minutes; {most} at most"
         return Planned((), (Refusal("no-schedule", why, final=True),))
+    taken = len(region.inputs) + len({region.exprs[n].literal for n in region.all("given")})
+    most = rulebook.gate("no-schedule").number("arguments").count
+    if taken > most:
+        why = f"{taken} arguments; an operator of torch's takes {most} at most"
+        return Planned((), (Refusal("no-schedule", why, final=True),))
     if _loses_a_sign(region):
         why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
         return Planned((), (Refusal("no-schedule", why),))

@@ -502,6 +502,18 @@ def test_parts_of_rows_leave_the_results_that_wait_for_nothing(name: str, worker
     assert checked(function, inputs, worker, plan=number) is None
 
 
+# -- arguments of an operator ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "why"), [(64, None), (65, "65 arguments; an operator of tor")])
+def test_a_kernel_has_no_more_arguments_than_an_operator(
+    count: int, why: str | None, worker: Worker
+) -> None:
+    """Its file is an operator, which is defined as it is imported."""
+    found = checked(lambda *each: sum(each), tuple(x(3, 7) for _ in range(count)), worker)
+    assert found is None if why is None else found and found.startswith(f"refused: {why}")
+
+
 # -- numbers of rows, and reductions that wait for each other --------------------------------------
 
 
