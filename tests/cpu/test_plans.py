@@ -749,19 +749,18 @@ def test_a_row_of_one_value_is_no_piece_of_a_row(worker: Worker) -> None:
     assert checked(lambda a: (a + a).amax(1), (expanded,), worker) is None
 
 
-@pytest.mark.parametrize(("steps", "refused"), [(63, False), (64, True)])
+@pytest.mark.parametrize(("steps", "refused"), [(191, False), (192, True)])
 def test_no_kernel_compiles_for_minutes(steps: int, refused: bool) -> None:
     """A recurrence that is written out, each of whose states is a result."""
 
-    def states(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        state, found = b[0], list[torch.Tensor]()
+    def states(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        state, found = a, list[torch.Tensor]()
         for step in range(1, steps + 1):
-            state = a[step] * state + b[step]
+            state = state * 0.5 + step
             found.append(state)
         return tuple(found)
 
-    both = torch.empty(steps + 1, 1 << 20, device="meta")
-    planned = decided(flow_of(states, both, both)).subject.planned
+    planned = decided(flow_of(states, torch.empty(1 << 20, device="meta"))).subject.planned
     assert planned is not None
     assert bool(planned.plans) != refused
     if refused:
