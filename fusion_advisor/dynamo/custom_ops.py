@@ -41,10 +41,6 @@ _SIZES_ALONE = ("view", "creation", "allocation")
 """Patterns of ops that take sizes for nothing but the shape of their result."""
 
 
-_MOST_ARGUMENTS = 64
-"""Arguments that PyTorch lets an operator have."""
-
-
 class NotReplaceable(Exception):
     """Raised where a place cannot be replaced: one line says why."""
 
@@ -113,10 +109,6 @@ def _replace(
     if expressed.draws:
         raise NotReplaceable(
             "draws random numbers, which torch.compile takes from torch's own generator"
-        )
-    if len(expressed.inputs) > _MOST_ARGUMENTS:
-        raise NotReplaceable(
-            f"takes {len(expressed.inputs)} tensors, where an operator takes {_MOST_ARGUMENTS}"
         )
     taken = [_node_of(lowered, flow, ref) for ref in expressed.inputs]
     made = [_node_of(lowered, flow, ref) for ref in expressed.outputs]

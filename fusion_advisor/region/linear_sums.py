@@ -154,5 +154,5 @@ class LinearSum:
         return self.pool.add(Expr("cast", (number,), dtype, to=dtype))
 
     def _made(self, op: str, *args: int) -> int:
-        truth = PRIMITIVES[op].result == "bool" or op == "and"
+        truth = PRIMITIVES[op].result == "bool"
         return self.pool.add(Expr(op, args, "bool" if truth else self._dtype(args[-1])))
