@@ -1,0 +1,167 @@
+"""Training steps of model types that nobody has picked: what `analyze --mode train` says of each;
+writes a table.
+
+    python -m benchmarks.models.families --seed HEX [--count 10] [--out DIR]
+
+Model types are drawn by the seed, the first eight digits of the commit that is measured, as
+`benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 with
+their own dropout. A step is `model(**given).loss.backward()` without an optimizer, whose result
+lives as long as the step. No kernel is checked. `back` is the share of backward time on lines of
+the user; the peak is what the analysis predicts that eager holds.
+"""
+# transformers is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..gpu import ROOT, heading
+
+SIZES = {"text": (8, 1024), "images": (64, 0), "other": (4, 0)}
+"""Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
+
+
+@dataclass
+class Row:
+    """A step of one model type. `predicted` is the bytes of its peak, at the node `at`."""
+
+    kind: str
+    task: str
+    seed: str
+    predicted: int = 0
+    at: str = ""
+    back: float = 0.0
+    groups: int = 0
+    backward: int = 0
+    kernels: int = 0
+    said: str = ""
+    failure: str = ""
+
+
+def size_of(task: str) -> tuple[int, int]:
+    """Batch and tokens of a task's call."""
+    kind = "images" if task.startswith("Image") else "text" if "LM" in task else "other"
+    return SIZES[kind]
+
+
+def options_of(row: Row) -> list[str]:
+    """Options of `analyze` for a step of a model type."""
+    batch, tokens = size_of(row.task)
+    longest = _longest(row.kind)
+    seq = min(tokens, longest) if longest else tokens
+    chosen = ["--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", "h200"]
+    return [*chosen, "--batch", str(batch), *(["--seq", str(seq)] if seq else [])]
+
+
+def _longest(kind: str) -> int:
+    from benchmarks.models.dry import LAYERS, config_of
+
+    text = config_of(kind, LAYERS).get_text_config()
+    return getattr(text, "max_position_embeddings", None) or 0
+
+
+# -- what the analysis says ------------------------------------------------------------------------
+
+
+def analyzed(row: Row, seconds: float) -> Row:
+    """The row with what `analyze` says of its step."""
+    from benchmarks.models.dry import LAYERS, config_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        config, report = Path(folder) / "config.json", Path(folder) / "report.json"
+        config.write_text(config_of(row.kind, LAYERS).to_json_string(use_diff=False))
+        command = [sys.executable, "-m", "fusion_advisor", "analyze"]
+        command += [f"hf:{config}#AutoModelFor{row.task}", *options_of(row)]
+        command += ["--no-compile", "--memory", "24", "--json", str(report), "--no-cache"]
+        command += ["--no-verify"]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            row.failure = f"analysis: no answer within {seconds:g} s"
+            return row
+        said = [*(done.stdout + done.stderr).splitlines(), ""]
+        if not report.is_file():
+            row.failure = f"analysis: {_short(said[-2:])}"
+            return row
+        _read(row, json.loads(report.read_text()))
+        row.said = _short([said[0].removeprefix("assumed: ")])
+    return row
+
+
+def _read(row: Row, report: dict[str, Any]) -> None:
+    """Take from a report what the row has."""
+    nodes = {each["name"]: each for each in report["nodes"] if each.get("phase") == "backward"}
+    spent = sum(each["time_us"] for each in nodes.values())
+    told = sum(each["time_us"] for each in nodes.values() if each.get("source"))
+    groups = report["groups"]
+    row.back = told / spent if spent else 0.0
+    row.groups, row.kernels = len(groups), sum(bool(each.get("kernel")) for each in groups)
+    row.backward = sum(each["nodes"][0] in nodes for each in groups)
+    row.predicted, row.at = report["memory"]["peak_bytes"], report["memory"]["at"]
+
+
+def _short(lines: Sequence[str]) -> str:
+    return " ".join(" ".join(lines).split())[:240]
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def run(seed: str, count: int, *, seconds: float, jobs: int) -> Iterator[Row]:
+    """Yield rows of the first model types of a seed."""
+    from benchmarks.models.dry import drawn
+
+    rows = [Row(kind, task, seed) for kind, task in drawn(seed)[:count]]
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(partial(analyzed, seconds=seconds), rows)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The table, in GB."""
+    lines = [*heading("Training steps that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3]]
+    lines += ["", "| type | task | groups, of backward | kernels | back | predicted peak |"]
+    lines.append("|---" * 6 + "|")
+    for row in (row for row in rows if not row.failure):
+        lines.append(
+            f"| {row.kind} | {row.task} | {row.groups}, {row.backward} | {row.kernels}"
+            f" | {row.back:.3f} | {row.predicted / 1e9:.2f} |"
+        )
+    failed = [f"- {row.kind} ({row.task}): {row.failure}" for row in rows if row.failure]
+    return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", required=True)
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=240.0, help="for one type")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--out", type=Path, default=Path())
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    for row in run(options.seed, options.count, seconds=options.seconds, jobs=options.jobs):
+        print(json.dumps(asdict(row)), flush=True)
+        rows.append(row)
+        lines = (json.dumps(asdict(each)) for each in rows)
+        (options.out / "families.jsonl").write_text("\n".join(lines) + "\n")
+        (options.out / "families.md").write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main()
