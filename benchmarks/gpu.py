@@ -13,6 +13,7 @@ those of `fusion_advisor.measure.clocks`: medians, a cold L2, the host out of th
 from __future__ import annotations
 
 import datetime
+import json
 import multiprocessing
 import shlex
 import subprocess
@@ -23,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,6 +63,11 @@ def heading(title: str) -> list[str]:
     today = datetime.datetime.now(datetime.UTC).date()
     where = f"{machine()}; commit {commit() or 'unknown'}, {today}."
     return [f"# {title}", "", f"    {command}", "", where]
+
+
+def json_lines(rows: Iterable[Any]) -> str:
+    """Rows of a table, each a dataclass, as a line of JSON each."""
+    return "".join(f"{json.dumps(asdict(row))}\n" for row in rows)
 
 
 def clock(device: str, *, dry: bool = False) -> Clock:

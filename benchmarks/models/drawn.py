@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..gpu import ROOT, heading
+from ..gpu import ROOT, heading, json_lines
 from .step import batches, leading, warmed
 
 MEASURING = "backend, measuring"
@@ -100,17 +100,15 @@ def _prepared(row: Row) -> Any:
     import torch
     import transformers
 
-    from benchmarks.models.dry import LAYERS, config_of
+    from benchmarks.models.dry import LAYERS, config_of, size_of
     from fusion_advisor.frontend.hf import built
     from fusion_advisor.ir.scenario import Scenario
 
     config = config_of(row.kind, LAYERS)
     config.dtype = torch.bfloat16
     cls = getattr(transformers, f"AutoModelFor{row.task}")
-    kind = "images" if row.task.startswith("Image") else "text" if "LM" in row.task else "other"
-    batch, tokens = SIZES[kind]
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
-    scenario = Scenario(phase="prefill", batch=batch, seq=min(tokens, longest) or None)
+    batch, tokens = size_of(config, row.task, SIZES)
+    scenario = Scenario(phase="prefill", batch=batch, seq=tokens)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
@@ -293,8 +291,7 @@ def main() -> None:
         said = row.failure or f"{row.ms:.3f} ms, first {row.first:.1f} s, {row.said}"
         print(f"{row.kind}, {row.way}: {said}", flush=True)
         rows.append(row)
-        lines = (json.dumps(asdict(each)) for each in rows)
-        (options.out / "models.jsonl").write_text("\n".join(lines) + "\n")
+        (options.out / "models.jsonl").write_text(json_lines(rows))
         (options.out / "drawn_models.md").write_text(table(rows))
 
 

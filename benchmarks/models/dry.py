@@ -28,7 +28,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from fusion_advisor.workflows.apply import Gathered
 from fusion_advisor.workflows.dry_run import call_on_fakes
 from fusion_advisor.workflows.placed import Placed
 
-from ..gpu import heading
+from ..gpu import heading, json_lines
 
 MAPPINGS = {
     "CausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -185,6 +185,15 @@ def config_of(kind: str, layers: int) -> Any:
     return _cut(_class_of(kind), layers) if layers else _class_of(kind)()
 
 
+def size_of(config: Any, task: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int | None]:
+    """Batch and tokens of a call of a task, from sizes by what goes in (`text`, `images`, `other`):
+    no more tokens than a configuration has positions for, None where a size says 0."""
+    kind = "images" if task.startswith("Image") else "text" if "LM" in task else "other"
+    batch, tokens = sizes[kind]
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
+    return batch, min(tokens, longest) or None
+
+
 def _class_of(kind: str) -> Any:
     return transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]
 
@@ -256,7 +265,7 @@ def run(seed: str, count: int, seconds: float, file: Path) -> list[Row]:
             own.append(Row(kind, task, "decode" if own else "prefill", seed, failure=why))
         rows += own
         with file.open("a") as kept:
-            kept.writelines(f"{json.dumps(asdict(row))}\n" for row in own)
+            kept.write(json_lines(own))
         for row in own:
             print(f"{row.kind} {row.phase} {row.share:.3f} {row.seconds:.1f} s {row.failure}")
     return rows

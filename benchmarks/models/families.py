@@ -23,15 +23,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..gpu import ROOT, heading
+from ..gpu import ROOT, heading, json_lines
+from .dry import LAYERS, config_of, drawn, size_of
 
 SIZES = {"text": (8, 1024), "images": (64, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
+_STEP = (
+    *("--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", "h200"),
+    *("--no-verify", "--no-compile", "--no-cache", "--memory", "24"),
+)
 
 
 @dataclass
@@ -51,42 +56,20 @@ class Row:
     failure: str = ""
 
 
-def size_of(task: str) -> tuple[int, int]:
-    """Batch and tokens of a task's call."""
-    kind = "images" if task.startswith("Image") else "text" if "LM" in task else "other"
-    return SIZES[kind]
-
-
-def options_of(row: Row) -> list[str]:
-    """Options of `analyze` for a step of a model type."""
-    batch, tokens = size_of(row.task)
-    longest = _longest(row.kind)
-    seq = min(tokens, longest) if longest else tokens
-    chosen = ["--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", "h200"]
-    return [*chosen, "--batch", str(batch), *(["--seq", str(seq)] if seq else [])]
-
-
-def _longest(kind: str) -> int:
-    from benchmarks.models.dry import LAYERS, config_of
-
-    text = config_of(kind, LAYERS).get_text_config()
-    return getattr(text, "max_position_embeddings", None) or 0
-
-
 # -- what the analysis says ------------------------------------------------------------------------
 
 
 def analyzed(row: Row, seconds: float) -> Row:
     """The row with what `analyze` says of its step."""
-    from benchmarks.models.dry import LAYERS, config_of
-
+    settings = config_of(row.kind, LAYERS)
+    batch, tokens = size_of(settings, row.task, SIZES)
     with tempfile.TemporaryDirectory() as folder:
         config, report = Path(folder) / "config.json", Path(folder) / "report.json"
-        config.write_text(config_of(row.kind, LAYERS).to_json_string(use_diff=False))
+        config.write_text(settings.to_json_string(use_diff=False))
         command = [sys.executable, "-m", "fusion_advisor", "analyze"]
-        command += [f"hf:{config}#AutoModelFor{row.task}", *options_of(row)]
-        command += ["--no-compile", "--memory", "24", "--json", str(report), "--no-cache"]
-        command += ["--no-verify"]
+        command += [f"hf:{config}#AutoModelFor{row.task}", *_STEP, "--batch", str(batch)]
+        command += ["--seq", str(tokens)] if tokens else []
+        command += ["--json", str(report)]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
@@ -116,6 +99,7 @@ def _read(row: Row, report: dict[str, Any]) -> None:
 
 
 def _short(lines: Sequence[str]) -> str:
+    """Lines in one, cut at 240 characters."""
     return " ".join(" ".join(lines).split())[:240]
 
 
@@ -124,8 +108,6 @@ def _short(lines: Sequence[str]) -> str:
 
 def run(seed: str, count: int, *, seconds: float, jobs: int) -> Iterator[Row]:
     """Yield rows of the first model types of a seed."""
-    from benchmarks.models.dry import drawn
-
     rows = [Row(kind, task, seed) for kind, task in drawn(seed)[:count]]
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(partial(analyzed, seconds=seconds), rows)
@@ -156,10 +138,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for row in run(options.seed, options.count, seconds=options.seconds, jobs=options.jobs):
-        print(json.dumps(asdict(row)), flush=True)
+        print(json_lines([row]), end="", flush=True)
         rows.append(row)
-        lines = (json.dumps(asdict(each)) for each in rows)
-        (options.out / "families.jsonl").write_text("\n".join(lines) + "\n")
+        (options.out / "families.jsonl").write_text(json_lines(rows))
         (options.out / "families.md").write_text(table(rows))
 
 

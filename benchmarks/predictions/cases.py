@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import multiprocessing
 import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.codec import from_json, to_json
 
 from ..drawn.__main__ import drawn_module
+from ..gpu import json_lines
 from .operators import drawn
 
 DEVICE = "h200"
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{job}: {failure}", flush=True)
             for case, key in found:
                 kept.setdefault(key, case)
-    arguments.out.write_text("".join(json.dumps(asdict(case)) + "\n" for case in kept.values()))
+    arguments.out.write_text(json_lines(kept.values()))
     kernels = [case for case in kept.values() if case.text]
     accepted = sum(case.accepted for case in kernels)
     print(f"{len(kept)} cases, {len(kernels)} with a kernel, {accepted} of them accepted")
