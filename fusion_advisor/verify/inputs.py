@@ -21,6 +21,9 @@ DISTRIBUTIONS = ("normal", "special", "tiny", "large", "across", "faint")
 so that no small number hides behind a large one's error. In `large` each row of the last dimension
 that has several elements is on one side of zero, in `across` each column."""
 
+OVERFLOWING = ("large", "across")
+"""Distributions whose numbers are large, all of them."""
+
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
 _RARE = 8
@@ -35,16 +38,16 @@ _SCALES = {"large": (1e3, 200.0), "across": (1e3, 200.0), "tiny": (1e-3, 1e-3)} 
 """Factors on the numbers of a draw; the second is for float16, whose squares overflow sooner."""
 
 
-def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tensor:
+def _floats(spec: Tensor, distribution: str, scale: float, gen: torch.Generator) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     values = torch.randn(spec.shape, generator=gen, dtype=torch.float64, device=gen.device)
-    if distribution in ("large", "across"):  # far from zero: no element saves a wrong maximum
+    if distribution in OVERFLOWING:  # far from zero: no element saves a wrong maximum
         last = max((dim for dim, size in enumerate(spec.shape) if size > 1), default=-1)
         own = distribution == "across"
         sided = [size if (dim == last) == own else 1 for dim, size in enumerate(spec.shape)]
         side = torch.randint(0, 2, sided, generator=gen, device=gen.device)
         values += 5.0 * (side * 2 - 1)
-    values *= _SCALES.get(distribution, (1.0, 1.0))[dtype == torch.float16]
+    values *= scale * _SCALES.get(distribution, (1.0, 1.0))[dtype == torch.float16]
     if distribution == "special" and values.numel():
         _sprinkle(values, gen)
     top = torch.finfo(dtype).max
@@ -120,8 +123,11 @@ def _lay_out(
     return view
 
 
-def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") -> Tensors:
-    """Build the case's tensors with random data; the same arguments give the same data."""
+def build_inputs(
+    case: Case, distribution: str, seed: int, device: str = "cpu", scale: float = 1.0
+) -> Tensors:
+    """Build the case's tensors with random data, floating numbers times `scale`; the same arguments
+    give the same data."""
     gen = torch.Generator(device).manual_seed(seed)
     bounds = case.ranges or (None,) * len(case.inputs)
     held: dict[object, torch.Tensor] = {}
@@ -129,7 +135,9 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
     rare = case.rare or ((),) * len(case.inputs)
     for spec, limit, few in zip(case.inputs, bounds, rare, strict=True):
         floats = getattr(torch, spec.dtype).is_floating_point
-        values = _floats(spec, distribution, gen) if floats else _integers(spec, limit, few, gen)
+        values = (
+            _floats(spec, distribution, scale, gen) if floats else _integers(spec, limit, few, gen)
+        )
         alike = (spec.storage, spec.dtype)
         others = [x for x in case.inputs if x.storage >= 0 and (x.storage, x.dtype) == alike]
         made.append(_lay_out(spec, others or [spec], values, held))

@@ -10,11 +10,14 @@ import torch
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.shipped.load import load_module, process_folder
 from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.worker import Worker, WorkerError
+from fusion_advisor.verify.check_child import Run
 from fusion_advisor.verify.driver import checker, criterion_of
+from fusion_advisor.verify.inputs import DISTRIBUTIONS
 
-from .checks import checked
+from .checks import CRITERION, checked
 from .regions import kernel_of
 from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
 
@@ -235,6 +238,34 @@ def test_results_lie_as_cuda_lays_them_out(worker: Worker) -> None:
     assert ".reshape(" in kernel.text
     (check,) = checked(worker, kernel)
     assert check.failure is None
+
+
+def test_numbers_at_which_eager_overflows_are_drawn_smaller(worker: Worker) -> None:
+    """The product of two large float16 numbers is infinite in eager, and a norm of it NaN: its
+    error says nothing. A kernel that keeps such a product wider rounds as often as eager does, and
+    a wrong one is seen at numbers that both can hold."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = (x * y).float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        normal = (wide * scale).to(torch.float16) * weight
+        return normal / normal.abs().amax(-1, keepdim=True)
+
+    half = torch.float16
+    kernel = kernel_of(
+        function, torch.randn(7, 130, dtype=half), torch.randn(7, 1, dtype=half),
+        torch.randn(130, dtype=half),
+    )  # fmt: skip
+    (check,) = checked(worker, kernel, seeds=6)
+    assert check.failure is None
+    module = load_module(kernel.text, process_folder())
+    run = Run(DISTRIBUTIONS.index("large"), "cpu", CRITERION)
+    smaller = run.in_range(module.reference, kernel.cases[0])
+    assert 1 / 256 < smaller.scale < 1
+    large, drawn = run.inputs(kernel.cases[0]), smaller.inputs(kernel.cases[0])
+    assert not torch.isfinite(module.reference(*large)).any()
+    assert torch.isfinite(module.reference(*drawn)).all()
+    assert replace(run, seed=0).in_range(module.reference, kernel.cases[0]).scale == 1
 
 
 def test_scans_are_held_to_what_cuda_rounds(worker: Worker) -> None:
