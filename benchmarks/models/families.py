@@ -1,13 +1,15 @@
 """Training steps of model types that nobody has picked: what `analyze --mode train` says of each;
 writes a table.
 
-    python -m benchmarks.models.families --seed HEX [--count 10] [--out DIR]
+    python -m benchmarks.models.families --seed HEX [--count 10] [--measure] [--out DIR]
 
 Model types are drawn by the seed, the first eight digits of the commit that is measured, as
 `benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 with
 their own dropout. A step is `model(**given).loss.backward()` without an optimizer, whose result
 lives as long as the step. No kernel is checked. `back` is the share of backward time on lines of
-the user; the peak is what the analysis predicts that eager holds.
+the user; the peak is what the analysis predicts that eager holds. With `--measure` eager's step
+runs here: `held` is the peak of its second step, `idle` what is still allocated when the model is
+gone, which are workspaces of libraries.
 """
 # transformers is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,6 +18,7 @@ the user; the peak is what the analysis predicts that eager holds.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -27,6 +30,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+import transformers
+
+from fusion_advisor.frontend.hf import built
+from fusion_advisor.ir.scenario import Scenario
 
 from ..gpu import ROOT, heading, json_lines
 from .dry import LAYERS, config_of, drawn, size_of
@@ -47,6 +56,8 @@ class Row:
     task: str
     seed: str
     predicted: int = 0
+    held: int = 0
+    idle: int = 0
     at: str = ""
     back: float = 0.0
     groups: int = 0
@@ -61,8 +72,7 @@ class Row:
 
 def analyzed(row: Row, seconds: float) -> Row:
     """The row with what `analyze` says of its step."""
-    settings = config_of(row.kind, LAYERS)
-    batch, tokens = size_of(settings, row.task, SIZES)
+    settings, batch, tokens = call_of(row)
     with tempfile.TemporaryDirectory() as folder:
         config, report = Path(folder) / "config.json", Path(folder) / "report.json"
         config.write_text(settings.to_json_string(use_diff=False))
@@ -86,6 +96,12 @@ def analyzed(row: Row, seconds: float) -> Row:
     return row
 
 
+def call_of(row: Row) -> tuple[Any, int, int | None]:
+    """Configuration of the row's model, and the batch and tokens of its call."""
+    settings = config_of(row.kind, LAYERS)
+    return (settings, *size_of(settings, row.task, SIZES))
+
+
 def _read(row: Row, report: dict[str, Any]) -> None:
     """Take from a report what the row has."""
     nodes = {each["name"]: each for each in report["nodes"] if each.get("phase") == "backward"}
@@ -103,12 +119,64 @@ def _short(lines: Sequence[str]) -> str:
     return " ".join(" ".join(lines).split())[:240]
 
 
+# -- what eager holds ------------------------------------------------------------------------------
+
+
+def measured(row: Row, seconds: float) -> Row:
+    """The row with what eager's step holds in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.models.families", "--seed", row.seed]
+    command += ["--one", row.kind, row.task]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        row.failure = f"eager: no answer within {seconds:g} s"
+        return row
+    if done.returncode:
+        row.failure = f"eager: {_short(done.stderr.splitlines()[-1:])}"
+    else:
+        row.held, row.idle = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def held(row: Row) -> tuple[int, int]:
+    """Bytes that eager's second step holds at its peak, and those that outlive the model."""
+    settings, batch, tokens = call_of(row)
+    settings.dtype = torch.bfloat16
+    scenario = Scenario(
+        mode="train", dtype="bfloat16", batch=batch, seq=tokens, step=True, optimizer="none"
+    )
+    auto = getattr(transformers, f"AutoModelFor{row.task}")
+    with torch.device("cuda"):
+        model, given = built(auto, settings, scenario, [])
+    model.train()
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        result = model(**given)
+        result.loss.backward()
+        torch.cuda.synchronize()
+        del result
+    peak = torch.cuda.max_memory_allocated()
+    del model, given
+    gc.collect()
+    return peak, torch.cuda.memory_allocated()
+
+
 # -- all of them -----------------------------------------------------------------------------------
 
 
-def run(seed: str, count: int, *, seconds: float, jobs: int) -> Iterator[Row]:
+def run(
+    seed: str, count: int, *, seconds: float, jobs: int, measure: bool = False
+) -> Iterator[Row]:
     """Yield rows of the first model types of a seed."""
     rows = [Row(kind, task, seed) for kind, task in drawn(seed)[:count]]
+    for row in rows if measure else ():
+        measured(row, seconds)
+    rows, failed = [r for r in rows if not r.failure], [r for r in rows if r.failure]
+    yield from failed
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(partial(analyzed, seconds=seconds), rows)
 
@@ -116,15 +184,25 @@ def run(seed: str, count: int, *, seconds: float, jobs: int) -> Iterator[Row]:
 def table(rows: Sequence[Row]) -> str:
     """The table, in GB."""
     lines = [*heading("Training steps that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3]]
-    lines += ["", "| type | task | groups, of backward | kernels | back | predicted peak |"]
-    lines.append("|---" * 6 + "|")
+    lines += [
+        "",
+        "| type | task | groups, of backward | kernels | back | predicted peak |"
+        " held | idle | predicted / held |",
+    ]
+    lines.append("|---" * 9 + "|")
     for row in (row for row in rows if not row.failure):
         lines.append(
             f"| {row.kind} | {row.task} | {row.groups}, {row.backward} | {row.kernels}"
-            f" | {row.back:.3f} | {row.predicted / 1e9:.2f} |"
+            f" | {row.back:.3f} | {row.predicted / 1e9:.2f} | {_held(row)} |"
         )
     failed = [f"- {row.kind} ({row.task}): {row.failure}" for row in rows if row.failure]
     return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
+
+
+def _held(row: Row) -> str:
+    if not row.held:
+        return "| |"
+    return f"{row.held / 1e9:.2f} | {row.idle / 1e9:.3f} | {row.predicted / row.held:.3f}"
 
 
 def main() -> None:
@@ -134,10 +212,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0, help="for one type")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--measure", action="store_true", help="eager's step on the GPU here")
+    parser.add_argument("--one", nargs=2, metavar=("KIND", "TASK"), help="what eager holds of it")
     options = parser.parse_args()
+    if options.one:
+        print(json.dumps(held(Row(*options.one, options.seed))))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    for row in run(options.seed, options.count, seconds=options.seconds, jobs=options.jobs):
+    how = {"seconds": options.seconds, "jobs": options.jobs, "measure": options.measure}
+    for row in run(options.seed, options.count, **how):
         print(json_lines([row]), end="", flush=True)
         rows.append(row)
         (options.out / "families.jsonl").write_text(json_lines(rows))

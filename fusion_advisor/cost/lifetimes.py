@@ -4,18 +4,24 @@ saves for backward.
 Memory is that of storages, each up to its last element. A tensor that exists before the graph runs
 (parameter, buffer, state of an optimizer, input) lives all the time. Another lives from the launch
 that makes it to the last that reads it, through whatever view, and what the graph returns to the
-end. The allocator's rounding, workspaces of libraries and the CUDA context are not counted.
+end. What autograd hands to one of its functions, saved tensors and gradients, lives until the last
+launch of that function. Beside tensors there are the workspaces that PyTorch keeps for cuBLAS from
+the first step on, one for each thread that launches products (forward's, and autograd's for
+backward), and what a launch takes for itself while it runs. The allocator's rounding, the
+workspaces of cuDNN and the CUDA context are not counted.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from fusion_advisor.cost.annotate import Annotated
+from fusion_advisor.cost.times import time_model
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
+from fusion_advisor.rulebook.schema import Workspaces
 
 AHEAD = ("forward", "loss")
 """Phases that run before backward."""
@@ -89,6 +95,11 @@ def lifetimes(graph: Graph) -> dict[int, Lifetime]:
                 first.setdefault(storage, step)
                 last[storage] = step
                 sizes[storage] = max(sizes.get(storage, 0), _extent(tensor))
+    ends = _function_ends(graph.nodes)
+    for storage, step in last.items():
+        begin, end = ends[step]
+        if first[storage] < begin:
+            last[storage] = end
     for ref in graph.outputs:
         if ref in storage_of:
             last[storage_of[ref]] = len(graph.nodes)
@@ -98,6 +109,17 @@ def lifetimes(graph: Graph) -> dict[int, Lifetime]:
         else Lifetime(first[storage], last[storage], size, False)
         for storage, size in sizes.items()
     }
+
+
+def _function_ends(nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    """For each node the first and the last of the nodes that autograd runs in one function with it:
+    those that follow each other in the backward of one forward node."""
+    found: list[tuple[int, int]] = []
+    for (phase, of), run in groupby(nodes, key=lambda node: (node.phase, node.backward_of)):
+        begin, steps = len(found), range(len(found), len(found) + len(list(run)))
+        whole = phase == "backward" and of
+        found += [(begin, steps[-1]) if whole else (step, step) for step in steps]
+    return found
 
 
 def _extent(tensor: Tensor) -> int:
@@ -170,20 +192,41 @@ def _cast_again(annotated: Annotated, node: Node, kept: Mapping[int, int]) -> Le
     return LeanerWay(f"keep it in {before.dtype}, cast again in backward", saved, again)
 
 
-def memory(annotated: Annotated) -> Memory:
+def memory(annotated: Annotated, workspaces: Workspaces) -> Memory:
     """Memory over the run of a graph."""
     graph = annotated.graph
     lives = lifetimes(graph)
-    alive = _alive(lives.values(), len(graph.nodes))
+    beside = _beside(annotated, workspaces.of(annotated.device))
+    alive = [
+        held + sum(more.values())
+        for held, more in zip(_alive(lives.values(), len(graph.nodes)), beside, strict=False)
+    ]
     curve = [(step, node.name) for step, node in enumerate(graph.nodes) if node.kind == "call"]
     if not curve:
         return Memory()
     step, at = max(curve, key=lambda each: alive[each[0]])
     held = tuple(HeldBytes(name, alive[step]) for step, name in curve)
-    return Memory(alive[step], at, _parts(annotated, lives, step), held)
+    return Memory(alive[step], at, _parts(annotated, lives, step, beside[step]), held)
 
 
-def _parts(annotated: Annotated, lives: Mapping[int, Lifetime], step: int) -> dict[str, int]:
+def _beside(annotated: Annotated, workspace: int) -> list[dict[str, int]]:
+    """Bytes beside the tensors of the graph while each node runs, by what they are for."""
+    nodes, costs = annotated.graph.nodes, annotated.costs
+    products = (n for n in nodes if costs[n.name].pattern == "matmul" and costs[n.name].launches)
+    threads = {node.phase == "backward" for node in products}
+    return [
+        {
+            "unread parameters": annotated.graph.unread,
+            "workspaces of cuBLAS": workspace * len(threads),
+            "scratch of the launch": time_model().scratch_bytes(costs[node.name].work),
+        }
+        for node in nodes
+    ]
+
+
+def _parts(
+    annotated: Annotated, lives: Mapping[int, Lifetime], step: int, beside: Mapping[str, int]
+) -> dict[str, int]:
     """Bytes alive at one node by what they are for, the most first."""
     use: dict[int, str] = {}
     graph = annotated.graph
@@ -196,7 +239,7 @@ def _parts(annotated: Annotated, lives: Mapping[int, Lifetime], step: int) -> di
             known = use.setdefault(tensor.storage, _use(node, tensor.storage in saved))
             if known == "temporaries" and Ref(node.name, n) in returned:
                 use[tensor.storage] = "gradients" if node.phase == "backward" else "results"
-    found: dict[str, int] = {}
+    found = {name: count for name, count in beside.items() if count}
     for storage, life in lives.items():
         if life.first <= step <= life.last:
             found[use[storage]] = found.get(use[storage], 0) + life.bytes

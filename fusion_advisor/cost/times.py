@@ -57,6 +57,10 @@ class TimeModel(Protocol):
         model alone reads."""
         ...
 
+    def scratch_bytes(self, work: object) -> int:
+        """Bytes that a launch takes for itself while it runs, by the model's notes on it."""
+        ...
+
     def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
         """Time of a call of launches, by number, in eager's order, with a cold L2, us."""
         ...
@@ -79,6 +83,9 @@ class Roofline:
     def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, object]:
         moved = launch.bytes_read + launch.bytes_written
         return _longer(moved, launch.arithmetic_us, device) + device.launch_us, None
+
+    def scratch_bytes(self, work: object) -> int:
+        return 0
 
     def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
         costs = flow.annotated.costs

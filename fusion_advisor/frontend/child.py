@@ -314,6 +314,7 @@ def _translate(
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
         built=loaded.built,
         not_run=_not_run(loaded.module, nodes),
+        unread=_unread(loaded.module, nodes),
         trained=_trained(traced.placeholders) if scenario.gradients else (),
     )  # fmt: skip
     if mask_elements is not None:
@@ -346,6 +347,22 @@ def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
     if used:
         look("", module)
     return tuple(found)
+
+
+def _unread(module: torch.nn.Module, nodes: Sequence[Node]) -> int:
+    """Bytes of a model's parameters and buffers that are not among the nodes. 0 for a model of
+    which none is: it computes with what it is given."""
+    from fusion_advisor.frontend.expansions import identifier
+
+    known = {node.name for node in nodes if node.kind != "call"}
+    named = (module.named_parameters, module.named_buffers)
+    held: dict[int, int] = {}
+    used: set[int] = set()
+    for name, tensor in (each for one in named for each in one(remove_duplicate=False)):
+        held[_memory(tensor)] = tensor.untyped_storage().nbytes()
+        if identifier(name) in known:
+            used.add(_memory(tensor))
+    return sum(size for key, size in held.items() if key not in used) if used else 0
 
 
 def _trained(placeholders: Sequence[Placeholder]) -> tuple[str, ...]:

@@ -271,6 +271,8 @@ class Graph:
     """Distinct whole numbers that the model's factory was given."""
     not_run: tuple[str, ...] = ()
     """Topmost modules of the model whose parameters no launch reads: `model.vision_tower`."""
+    unread: int = 0
+    """Bytes of the model's parameters and buffers that no launch reads."""
     trained: tuple[str, ...] = ()
     """Inputs and parameters that require a gradient, where gradients are on."""
 

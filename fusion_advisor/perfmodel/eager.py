@@ -31,15 +31,21 @@ FILLED = "aten.masked_fill."
 """Ops that copy first and then fill the copy (native/cuda/Indexing.cu)."""
 
 
+_WIDENED = 4
+"""Least bytes of a number that is being summed: a float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Grid of a launch: `count` blocks of `warps` warps, 0 where it is not known and enough; each
-    waits `rounds` times for loads. `launches` counts what the operator launches."""
+    waits `rounds` times for loads. `launches` counts what the operator launches, and `scratch` has
+    the bytes in which blocks leave each other what they have found."""
 
     count: int
     warps: int = 1
     rounds: int = 1
     launches: int = 1
+    scratch: int = 0
 
 
 def launched(call: Call, op: Op | None, moved: tuple[int, int], device: Device) -> Work:
@@ -66,6 +72,7 @@ def launched(call: Call, op: Op | None, moved: tuple[int, int], device: Device) 
         at_once=device.sm_count * device.multiprocessor.holds(blocks.warps, 0),
         depth=blocks.rounds,
         launches=blocks.launches,
+        scratch=blocks.scratch,
     )
     if call.node.op.startswith(FILLED):
         return _twice(work, call.out.bytes, scattered=0, device=device)
@@ -252,8 +259,10 @@ def _reducing(call: Call, device: Device) -> Blocks:
         most, least = -(-each // by.least.count), -(-each // by.most.count)
         several = max(min(-(-room // blocks), most), least)
     rounds = max(-(-each // several // by.unrolled.count), 1)
-    # Blocks that share a result count who is done, in memory that another launch clears.
-    return Blocks(blocks * several, warps, rounds, 1 + (several > 1))
+    # Blocks that share a result count who is done, in memory that another launch clears. They leave
+    # what they have found in room for every thread of a block, whichever of them uses it.
+    kept = max(operand.itemsize, _WIDENED) * results * several * (width * vector if across else 1)
+    return Blocks(blocks * several, warps, rounds, 1 + (several > 1), kept if several > 1 else 0)
 
 
 def _power(count: int, most: int) -> int:

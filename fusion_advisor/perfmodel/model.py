@@ -31,7 +31,8 @@ class Work:
     reductions combine, `requests` loads and stores of a warp. `arithmetic_us` is the time of
     products at the device's peaks. `programs` is how many blocks of `warps` warps there are, 0
     where that is not known and enough, `at_once` how many of them the device holds, and `depth`
-    how often each waits for loads. `launches` counts all that an operator of eager's makes.
+    how often each waits for loads. `launches` counts all that an operator of eager's makes, and
+    `scratch` is the memory in bytes that it takes for itself while it runs.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Work:
     at_once: int = 1
     depth: float = 1
     launches: int = 1
+    scratch: int = 0
 
     @property
     def bytes(self) -> int:

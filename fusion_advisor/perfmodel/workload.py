@@ -38,6 +38,9 @@ class Fitted:
             work = replace(work, primitives=launch.instructions)
         return _rounded(launch_us(work, device)), work
 
+    def scratch_bytes(self, work: object) -> int:
+        return work.scratch if isinstance(work, Work) else 0
+
     def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
         return _rounded(call_us(eager_works(flow, launches), flow.annotated.device))
 

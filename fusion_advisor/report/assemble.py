@@ -148,7 +148,7 @@ def assemble(
         not_run=list(graph.not_run),
         faults=list(faults.found),
         saved=_saved(annotated),
-        memory=memory(annotated) if _phases(graph) else None,
+        memory=memory(annotated, rulebook.workspaces) if _phases(graph) else None,
     )
 
 

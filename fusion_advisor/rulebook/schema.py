@@ -475,6 +475,20 @@ class PairRules(Table):
     more_kept: Share
 
 
+class Workspaces(Table):
+    """Memory that PyTorch keeps for cuBLAS, for each thread that launches products: `products`, and
+    `products_wide` on devices whose compute capability is in `wide`."""
+
+    products: Bytes
+    products_wide: Bytes
+    wide: tuple[str, ...]
+
+    def of(self, device: Device) -> int:
+        """Bytes of a thread on a device."""
+        wide = device.compute_capability in self.wide
+        return round((self.products_wide if wide else self.products).base)
+
+
 class PatchRules(Table):
     """Least saving of a group, as a share of the step, for which `patch` edits a source."""
 
@@ -591,6 +605,7 @@ class Rulebook(Table):
     verify: Verify
     held: HeldRules
     pairs: PairRules
+    workspaces: Workspaces
     apply: Apply
     patch: PatchRules
     run: RunRules

@@ -16,6 +16,7 @@ from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.cost.lifetimes import memory, saved_tensors
+from fusion_advisor.cost.times import time_model
 from fusion_advisor.frontend.child import capture_loaded
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.fusion.findings import FusedGraph, fuse
@@ -24,6 +25,8 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Optimizer, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError
+
+from .regions import Tape
 
 RULES = load_rulebook(())
 H200 = RULES.device("h200")
@@ -221,13 +224,56 @@ def test_phases_follow_each_other_and_backward_has_its_lines(name: str) -> None:
 
 
 def test_memory_is_what_lives_at_each_node() -> None:
-    found = memory(annotate(step("mlp"), H200))
+    found = memory(annotate(step("mlp"), H200), RULES.workspaces)
     parameters = sum(p.nbytes for p in Mlp().parameters())
     curve = {each.node: each.bytes for each in found.curve}
-    assert curve["addmm"] == 3 * parameters + X.nbytes + 4 * 16 * 64 * 4
+    thread = 32 * 2**20  # the workspace of an H200's forward, and that of its backward
+    assert curve["addmm"] == 3 * parameters + X.nbytes + 4 * 16 * 64 * 4 + 2 * thread
     assert found.peak_bytes == max(curve.values()) == sum(found.parts.values())
     assert found.parts["parameters"] == parameters
+    assert found.parts["workspaces of cuBLAS"] == 2 * thread
     assert found.parts["optimizer state"] == 2 * parameters
+    a100 = memory(annotate(step("mlp"), RULES.device("a100-80gb")), RULES.workspaces)
+    assert a100.parts["workspaces of cuBLAS"] == 2 * 8.125 * 2**20
+
+
+def test_memory_has_what_the_model_holds_and_does_not_read() -> None:
+    class Partly(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Linear(32, 640)
+            self.tied = self.up
+            self.register_buffer("table", torch.zeros(1000))
+
+    unread = Partly().tower.weight.nbytes + Partly().tower.bias.nbytes + 4000
+    fake = HostFakeMode()
+    with fake:
+        model = Partly().train()
+    loaded = Loaded(model, (fake.from_tensor(X),), {}, fake, "partly")
+    graph = capture_loaded(loaded, Scenario(mode="train", step=True))
+    assert graph.unread == unread
+    assert memory(annotate(graph, H200), RULES.workspaces).parts["unread parameters"] == unread
+    assert step("mlp").unread == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "taken"),
+    [
+        (12608, 768, 77463552),
+        (12608, 3072, 138412032),
+        (8192, 4096, 138412032),
+        (8192, 50368, 206307328),
+        (64, 768, 0),
+    ],
+)
+def test_a_sum_over_rows_takes_memory_for_its_blocks(rows: int, columns: int, taken: int) -> None:
+    """As an H200's allocator saw it (torch 2.11) in the gradients of biases, in bfloat16: several
+    times as much as the operand."""
+    tape = Tape()
+    x = tape.input(torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"))
+    tape.call(torch.ops.aten.sum.dim_IntList, x, [0], True)
+    costs = annotate(Graph(tuple(tape.nodes), ()), H200).costs
+    assert [time_model().scratch_bytes(cost.work) for cost in costs.values()] == [0, taken]
 
 
 @pytest.mark.parametrize(
