@@ -1,12 +1,13 @@
 """Training steps of model types that nobody has picked: what `analyze --mode train` says of each;
 writes a table.
 
-    python -m benchmarks.models.families --seed HEX [--count 10] [--measure] [--out DIR]
+    python -m benchmarks.models.families --seed HEX [--count 10] [--verify] [--measure] [--out DIR]
 
 Model types are drawn by the seed, the first eight digits of the commit that is measured, as
 `benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 with
 their own dropout. A step is `model(**given).loss.backward()` without an optimizer, whose result
-lives as long as the step. No kernel is checked. `back` is the share of backward time on lines of
+lives as long as the step. With `--verify` each kernel is checked, on a GPU where there is one; a
+column says how many of them pass. `back` is the share of backward time on lines of
 the user; the peak is what the analysis predicts that eager holds. With `--measure` eager's step
 runs here: `held` is the peak of its second step, `idle` what is still allocated when the model is
 gone, which are workspaces of libraries.
@@ -44,7 +45,7 @@ SIZES = {"text": (8, 1024), "images": (64, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
 _STEP = (
     *("--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", "h200"),
-    *("--no-verify", "--no-compile", "--no-cache", "--memory", "24"),
+    *("--no-compile", "--no-cache", "--memory", "24"),
 )
 
 
@@ -63,6 +64,8 @@ class Row:
     groups: int = 0
     backward: int = 0
     kernels: int = 0
+    checked: int = 0
+    passed: int = 0
     said: str = ""
     failure: str = ""
 
@@ -70,7 +73,7 @@ class Row:
 # -- what the analysis says ------------------------------------------------------------------------
 
 
-def analyzed(row: Row, seconds: float) -> Row:
+def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
     """The row with what `analyze` says of its step."""
     settings, batch, tokens = call_of(row)
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +82,7 @@ def analyzed(row: Row, seconds: float) -> Row:
         command = [sys.executable, "-m", "fusion_advisor", "analyze"]
         command += [f"hf:{config}#AutoModelFor{row.task}", *_STEP, "--batch", str(batch)]
         command += ["--seq", str(tokens)] if tokens else []
-        command += ["--json", str(report)]
+        command += ["--json", str(report), *([] if verify else ["--no-verify"])]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
@@ -110,6 +113,9 @@ def _read(row: Row, report: dict[str, Any]) -> None:
     groups = report["groups"]
     row.back = told / spent if spent else 0.0
     row.groups, row.kernels = len(groups), sum(bool(each.get("kernel")) for each in groups)
+    checks = [each["kernel"]["check"] for each in groups if each.get("kernel")]
+    row.checked = sum(check is not None for check in checks)
+    row.passed = sum(check is not None and check["passed"] is True for check in checks)
     row.backward = sum(each["nodes"][0] in nodes for each in groups)
     row.predicted, row.at = report["memory"]["peak_bytes"], report["memory"]["at"]
 
@@ -169,7 +175,7 @@ def held(row: Row) -> tuple[int, int]:
 
 
 def run(
-    seed: str, count: int, *, seconds: float, jobs: int, measure: bool = False
+    seed: str, count: int, *, seconds: float, jobs: int, verify: bool, measure: bool
 ) -> Iterator[Row]:
     """Yield rows of the first model types of a seed."""
     rows = [Row(kind, task, seed) for kind, task in drawn(seed)[:count]]
@@ -178,7 +184,7 @@ def run(
     rows, failed = [r for r in rows if not r.failure], [r for r in rows if r.failure]
     yield from failed
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(partial(analyzed, seconds=seconds), rows)
+        yield from pool.map(partial(analyzed, seconds=seconds, verify=verify), rows)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -186,14 +192,15 @@ def table(rows: Sequence[Row]) -> str:
     lines = [*heading("Training steps that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3]]
     lines += [
         "",
-        "| type | task | groups, of backward | kernels | back | predicted peak |"
+        "| type | task | groups, of backward | kernels | pass | back | predicted peak |"
         " held | idle | predicted / held |",
     ]
-    lines.append("|---" * 9 + "|")
+    lines.append("|---" * 10 + "|")
     for row in (row for row in rows if not row.failure):
         lines.append(
             f"| {row.kind} | {row.task} | {row.groups}, {row.backward} | {row.kernels}"
-            f" | {row.back:.3f} | {row.predicted / 1e9:.2f} | {_held(row)} |"
+            f" | {row.passed} of {row.checked} | {row.back:.3f}"
+            f" | {row.predicted / 1e9:.2f} | {_held(row)} |"
         )
     failed = [f"- {row.kind} ({row.task}): {row.failure}" for row in rows if row.failure]
     return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
@@ -212,6 +219,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0, help="for one type")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--verify", action="store_true", help="check each kernel")
     parser.add_argument("--measure", action="store_true", help="eager's step on the GPU here")
     parser.add_argument("--one", nargs=2, metavar=("KIND", "TASK"), help="what eager holds of it")
     options = parser.parse_args()
@@ -220,8 +228,10 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    how = {"seconds": options.seconds, "jobs": options.jobs, "measure": options.measure}
-    for row in run(options.seed, options.count, **how):
+    for row in run(
+        options.seed, options.count, seconds=options.seconds, jobs=options.jobs,
+        verify=options.verify, measure=options.measure,
+    ):  # fmt: skip
         print(json_lines([row]), end="", flush=True)
         rows.append(row)
         (options.out / "families.jsonl").write_text(json_lines(rows))

@@ -433,7 +433,9 @@ def _range(
                 below = (data_below(region.exprs, index, shape[d], sizes, n) for n in tried)
                 found.append(max(n or 1 for n in below))
     if not found and number in region.bounds:  # what it indexes is not needed by the kernels
-        found.append(region.bounds[number])
+        axes, size = region.bounds[number]
+        known = all(axis in sizes for axis in axes)
+        found.append(prod(sizes[axis] for axis in axes) if known else size)
     return (0, min(found)) if found else None
 
 

@@ -168,7 +168,9 @@ def _cost(call: Call, device: Device) -> Cost:
 def _free(node: Node, op: Op | None, fusible: bool = False) -> Cost:
     """Cost of a node that launches nothing: a view, an allocation, an empty tensor or a tensor that
     exists before the graph runs."""
-    pattern = "view" if node.kind == "call" else node.kind
+    pattern = node.kind
+    if node.kind == "call":
+        pattern = "view" if any(True for _ in node.refs()) else "allocation"
     if op is not None and op.pattern in ("view", "allocation"):
         pattern = op.pattern
     return Cost(0, 0, 0, 0, "cuda", "", pattern, "", True, fusible, 0, 0.0, 0.0, None, 0.0, "free")

@@ -134,6 +134,7 @@ def nll_loss_backward(
     """The gradient of each score: zero except for the score that its row picked."""
     dim = min(1, len(scores.dims) - 1)
     chosen = _along(target, dim)
+    b.bound(target.id, scores.dims[dim])
     here = b.apply("eq", b.index_of(scores, dim), chosen)
     counts = b.apply("and", here, b.apply("ne", chosen, ignored))
     scale = -_along(grad, dim) if reduction == NONE else -grad

@@ -168,8 +168,8 @@ class Builder(Pool):
     """The numbers that the kernel is given, each once."""
     streams: int = 0
     """The number of draws of random bits so far."""
-    bounds: dict[int, int] = field(default_factory=dict[int, int])
-    """Inputs that are used as indices, each with the size below which its numbers must lie."""
+    bounds: dict[int, AxisList] = field(default_factory=dict[int, AxisList])
+    """Inputs that are used as indices, each with the axes of which its numbers are positions."""
 
     def resolved(self, axes: AxisList) -> AxisList:
         return self.axes.resolve(axes)
@@ -571,7 +571,7 @@ class Builder(Pool):
             axes = self.axes.resolve(value.dims[dim])
             if len(axes) > 1 or not self._is_data(where):
                 self.pinned.update(axes)
-            self._bound(where, self.axes.size(axes))
+            self.bound(where, axes)
             places |= self._places(axes, where)
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
 
@@ -584,12 +584,14 @@ class Builder(Pool):
             return bool(chosen) and all(map(self._is_data, chosen))
         return expr.op == "load" or (expr.op == "cast" and self._is_data(*expr.args))
 
-    def _bound(self, index: int, size: int) -> None:
-        """Record that the numbers an index is made from must be valid positions."""
+    def bound(self, index: int, axes: AxisList) -> None:
+        """Record that the numbers an index is made from must be positions along some axes."""
+        size = self.axes.size
         for number in needed(self.exprs, [index]):
             expr = self.exprs[number]
             if expr.op == "load":
-                self.bounds[expr.input] = min(size, self.bounds.get(expr.input, size))
+                known = self.bounds.get(expr.input, axes)
+                self.bounds[expr.input] = min(known, axes, key=size)
 
     def _places(self, axes: AxisList, where: int) -> dict[int, int]:
         """The position along each of some axes, from one linear index over them."""

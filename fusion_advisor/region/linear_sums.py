@@ -9,7 +9,7 @@ from the sum of the other terms has no digits left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -58,10 +58,13 @@ class LinearSum:
             self._made("lt", spike.at, self._cast(length, kind)),
         )
         zero = self._const("0.0", dtype)
+        chosen = self._made("where", inside, spike.there, zero)
+        if spike.elsewhere == zero:
+            return chosen
         others = self._made("sub", self.length(dtype), self._cast(inside, dtype))
         many = self._made("mul", others, spike.elsewhere)
         rest = self._made("where", self._made("eq", others, zero), zero, many)
-        return self._made("add", rest, self._made("where", inside, spike.there, zero))
+        return self._made("add", rest, chosen)
 
     def apart(self, terms: int) -> Apart | None:
         """Terms and the logarithms of sums along the row that are added to each of them; None where
@@ -123,12 +126,18 @@ class LinearSum:
         if len(known) < len(parts) or len(places) > 1:
             return None
         there, elsewhere = (
-            self.pool.choose(*args)
-            if expr.op == "where"
-            else self.pool.add(replace(expr, args=tuple(args)))
-            for args in zip(*(part[:2] for part in known), strict=True)
+            self._of(expr, args) for args in zip(*(part[:2] for part in known), strict=True)
         )
         return Spike(there, elsewhere, places.pop() if places else None)
+
+    def _of(self, expr: Expr, args: Sequence[int]) -> int:
+        """An expression of other arguments, of which some may be known truths."""
+        if expr.op == "where":
+            return self.pool.choose(*args)
+        if expr.op == "and":
+            both = self.pool.both(*args)
+            return self.pool.truth(True) if both is None else both
+        return self.pool.add(replace(expr, args=tuple(args)))
 
     def _index(self, one: int, other: int) -> int | None:
         """The index that the positions along the axes are compared with; None in any other

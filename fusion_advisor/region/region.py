@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.region.align_axes import rename_bound
-from fusion_advisor.region.axes import Dims, NotExpressible
+from fusion_advisor.region.axes import AxisList, Dims, NotExpressible
 from fusion_advisor.region.builder import Builder, Value
 from fusion_advisor.region.exprs import Expr, Pool, depends_on, needed
 from fusion_advisor.region.index_range import data_below
@@ -53,8 +53,9 @@ class Region:
     pinned: frozenset[int]
     labels: dict[int, str]
     results: dict[int, str]
-    bounds: dict[int, int]
-    """Inputs that are used as indices, each with the size below which its numbers must lie."""
+    bounds: dict[int, tuple[AxisList, int]]
+    """Inputs that are used as indices, each with the axes of which its numbers are positions, and
+    the size of these in the graph."""
     depends: tuple[frozenset[int], ...]
     """The axes that each value depends on."""
     live: tuple[int, ...]
@@ -164,7 +165,10 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
         sizes=dict(enumerate(builder.axes.sizes)),
         pinned=frozenset(resolve(tuple(builder.pinned))),
         results={numbers[number]: name for number, name in builder.results.items()},
-        bounds={order.index(number): size for number, size in builder.bounds.items()},
+        bounds={
+            order.index(number): (resolve(axes), builder.axes.size(axes))
+            for number, axes in builder.bounds.items()
+        },
     )
     live = joined | set(region.live)
     for number, place in builder.pulled_below:
@@ -197,7 +201,7 @@ def settle(
     sizes: Mapping[int, int],
     pinned: frozenset[int],
     results: Mapping[int, str],
-    bounds: Mapping[int, int],
+    bounds: Mapping[int, tuple[AxisList, int]],
     free_axis: int = 0,
 ) -> Region:
     """The region that computes some results from the expressions of a pool."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.frontend.child import capture_here, capture_module
 from fusion_advisor.fusion.findings import fuse
+from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import assemble
 from fusion_advisor.report.formats import render
@@ -181,3 +182,18 @@ def test_reports_say_what_was_not_run(tmp_path: Path) -> None:
     assert report.not_run == ["tower", "text.unused"]
     for form in ("text", "md", "html"):
         assert "tower, text.unused: no launch reads from them" in render(report, form)
+
+
+def test_an_empty_tensor_that_is_made_of_nothing_is_no_view() -> None:
+    """A cache of a model that trains begins so: `torch.zeros(0)`, to which keys are added."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = torch.cat([torch.zeros(0, 64), torch.sigmoid(x) * 2])
+        return kept, torch.relu(x).square() + kept
+
+    flow = flow_of(function, torch.randn(512, 64))
+    (made,) = (i for i, node in enumerate(flow.nodes) if node.op == "aten.zeros.default")
+    assert not flow.is_view(made)
+    assert not flow.launches(made)
+    assert flow.base(Ref(flow.nodes[made].name)) == Ref(flow.nodes[made].name)
+    holds(report_of(flow))

@@ -268,6 +268,28 @@ def test_numbers_at_which_eager_overflows_are_drawn_smaller(worker: Worker) -> N
     assert replace(run, seed=0).in_range(module.reference, kernel.cases[0]).scale == 1
 
 
+def test_labels_that_are_only_compared_are_classes(worker: Worker) -> None:
+    """The gradient of a loss by labels loads nothing by them, and eager refuses a label that is no
+    class: -7, or 40 of 33 at another size."""
+
+    def function(shares: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        chosen = torch.ops.aten.nll_loss_backward(
+            torch.ones_like(total), shares, labels, None, 1, -100, total
+        )
+        return torch.ops.aten._log_softmax_backward_data(chosen, shares, 1, torch.float32) * 15.0
+
+    kernel = kernel_of(
+        function, torch.randn(64, 66).log_softmax(1), torch.randint(0, 66, (64,)), torch.ones(())
+    )
+    assert "False &" not in kernel.text
+    for case in kernel.cases:
+        (shares,) = (tensor for tensor in case.inputs if len(tensor.shape) == 2)
+        (limits,) = (limits for limits in case.ranges if limits)
+        assert limits == (0, shares.shape[1])
+    (check,) = checked(worker, kernel, seeds=6)
+    assert check.failure is None
+
+
 def test_scans_are_held_to_what_cuda_rounds(worker: Worker) -> None:
     """A CPU's eager scans float32 in float64: here its error is a tenth of what any kernel has."""
 
