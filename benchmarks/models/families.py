@@ -27,7 +27,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Row:
     kernels: int = 0
     checked: int = 0
     passed: int = 0
+    refused: dict[str, str] = field(default_factory=dict[str, str])
     said: str = ""
     failure: str = ""
 
@@ -113,9 +114,12 @@ def _read(row: Row, report: dict[str, Any]) -> None:
     groups = report["groups"]
     row.back = told / spent if spent else 0.0
     row.groups, row.kernels = len(groups), sum(bool(each.get("kernel")) for each in groups)
-    checks = [each["kernel"]["check"] for each in groups if each.get("kernel")]
+    checks = [(each.get("kernel") or {}).get("check") for each in groups]
     row.checked = sum(check is not None for check in checks)
     row.passed = sum(check is not None and check["passed"] is True for check in checks)
+    for each, check in zip(groups, checks, strict=True):
+        if check and check["failure"]:
+            row.refused[each["kernel"]["file"] or each["id"]] = _short([check["failure"]])
     row.backward = sum(each["nodes"][0] in nodes for each in groups)
     row.predicted, row.at = report["memory"]["peak_bytes"], report["memory"]["at"]
 
@@ -202,8 +206,11 @@ def table(rows: Sequence[Row]) -> str:
             f" | {row.passed} of {row.checked} | {row.back:.3f}"
             f" | {row.predicted / 1e9:.2f} | {_held(row)} |"
         )
+    refused = [
+        f"- {row.kind}: `{name}`: {why}" for row in rows for name, why in row.refused.items()
+    ]
     failed = [f"- {row.kind} ({row.task}): {row.failure}" for row in rows if row.failure]
-    return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
+    return "\n".join([*lines, "", "## What failed", "", *failed, *refused]) + "\n"
 
 
 def _held(row: Row) -> str:
