@@ -260,12 +260,12 @@ def test_numbers_at_which_eager_overflows_are_drawn_smaller(worker: Worker) -> N
     assert check.failure is None
     module = load_module(kernel.text, process_folder())
     run = Run(DISTRIBUTIONS.index("large"), "cpu", CRITERION)
-    smaller = run.in_range(module.reference, kernel.cases[0])
+    smaller = run.in_range(module.reference, kernel.cases)
     assert 1 / 256 < smaller.scale < 1
     large, drawn = run.inputs(kernel.cases[0]), smaller.inputs(kernel.cases[0])
     assert not torch.isfinite(module.reference(*large)).any()
     assert torch.isfinite(module.reference(*drawn)).all()
-    assert replace(run, seed=0).in_range(module.reference, kernel.cases[0]).scale == 1
+    assert replace(run, seed=0).in_range(module.reference, kernel.cases).scale == 1
 
 
 def test_labels_that_are_only_compared_are_classes(worker: Worker) -> None:
