@@ -351,7 +351,10 @@ def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
 
 def _unread(module: torch.nn.Module, nodes: Sequence[Node]) -> int:
     """Bytes of a model's parameters and buffers that are not among the nodes. 0 for a model of
-    which none is: it computes with what it is given."""
+    which none is: it computes with what it is given. A sparse tensor, which has no storage of its
+    own, is left out."""
+    import torch
+
     from fusion_advisor.frontend.expansions import identifier
 
     known = {node.name for node in nodes if node.kind != "call"}
@@ -359,6 +362,8 @@ def _unread(module: torch.nn.Module, nodes: Sequence[Node]) -> int:
     held: dict[int, int] = {}
     used: set[int] = set()
     for name, tensor in (each for one in named for each in one(remove_duplicate=False)):
+        if tensor.layout is not torch.strided:
+            continue
         held[_memory(tensor)] = tensor.untyped_storage().nbytes()
         if identifier(name) in known:
             used.add(_memory(tensor))
