@@ -84,11 +84,8 @@ def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
         command += [f"hf:{config}#AutoModelFor{row.task}", *_STEP, "--batch", str(batch)]
         command += ["--seq", str(tokens)] if tokens else []
         command += ["--json", str(report), *([] if verify else ["--no-verify"])]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
-            )
-        except subprocess.TimeoutExpired:
+        done = _ran(command, seconds)
+        if done is None:
             row.failure = f"analysis: no answer within {seconds:g} s"
             return row
         said = [*(done.stdout + done.stderr).splitlines(), ""]
@@ -98,6 +95,16 @@ def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
         _read(row, json.loads(report.read_text()))
         row.said = _short([said[0].removeprefix("assumed: ")])
     return row
+
+
+def _ran(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
+    """A command that has ended, with what it printed; None where it was stopped for its time."""
+    try:
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def call_of(row: Row) -> tuple[Any, int, int | None]:
@@ -136,14 +143,10 @@ def measured(row: Row, seconds: float) -> Row:
     """The row with what eager's step holds in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.models.families", "--seed", row.seed]
     command += ["--one", row.kind, row.task]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
+    done = _ran(command, seconds)
+    if done is None:
         row.failure = f"eager: no answer within {seconds:g} s"
-        return row
-    if done.returncode:
+    elif done.returncode:
         row.failure = f"eager: {_short(done.stderr.splitlines()[-1:])}"
     else:
         row.held, row.idle = json.loads(done.stdout.splitlines()[-1])

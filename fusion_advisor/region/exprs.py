@@ -213,6 +213,16 @@ class Pool:
             return no
         return self.add(Expr("where", (condition, yes, no), self.exprs[yes].dtype))
 
+    def simplified(self, expr: Expr, args: Sequence[int]) -> int | None:
+        """A choice or a conjunction of other arguments, of which some may be known truths; None for
+        any other expression."""
+        if expr.op == "where":
+            return self.choose(*args)
+        if (expr.op, expr.dtype) != ("and", "bool"):
+            return None
+        both = self.both(*args)
+        return self.truth(True) if both is None else both
+
     def _literal(self, number: int) -> str:
         return self.exprs[number].literal
 
@@ -268,13 +278,10 @@ class _Pull:
             return number
         if expr.op == "load":
             return self._load(number, expr, args)
-        if expr.op == "where":
-            return pool.choose(*args)
+        if (found := pool.simplified(expr, args)) is not None:
+            return found
         if expr.op in FOLD and pool.exprs[args[0]].dtype == INDEX:
             return pool.reckon(expr.op, *args)
-        if expr.op == "and":
-            found = pool.both(*args)
-            return pool.truth(True) if found is None else found
         made = pool.add(replace(expr, args=args), pool.labels.get(number, ""))
         if expr.op == "reduce":
             below = [self.places[axis] for axis in free]

@@ -132,12 +132,8 @@ class LinearSum:
 
     def _of(self, expr: Expr, args: Sequence[int]) -> int:
         """An expression of other arguments, of which some may be known truths."""
-        if expr.op == "where":
-            return self.pool.choose(*args)
-        if expr.op == "and":
-            both = self.pool.both(*args)
-            return self.pool.truth(True) if both is None else both
-        return self.pool.add(replace(expr, args=tuple(args)))
+        found = self.pool.simplified(expr, args)
+        return self.pool.add(replace(expr, args=tuple(args))) if found is None else found
 
     def _index(self, one: int, other: int) -> int | None:
         """The index that the positions along the axes are compared with; None in any other

@@ -123,6 +123,7 @@ class Run:
         does so at any size, and the graph's may take most of a GPU's memory."""
         run = self
         case = next((case for case in cases if not case.endless), cases[0])
+        call = with_numbers(call, run.numbers(case))
         while run.distribution in OVERFLOWING and run.scale > _SMALLEST_SCALE:
             known = truth(call, run.inputs(case))
             if all(map(_mostly_finite, known.eager, known.exact)):
@@ -158,10 +159,8 @@ def check_once(
     kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
 ) -> Error:
     """Check one case with one draw. Raises KernelFault where something is wrong."""
-    numbers = run.numbers(case)
+    inputs, numbers = run.inputs(case), run.numbers(case)
     yardstick = with_numbers(yardstick, numbers)
-    run = run.in_range(yardstick, kernel.cases)
-    inputs = run.inputs(case)
     try:
         if run.device != "cpu":
             with limited(module, case.programs):
@@ -183,7 +182,6 @@ def check_pair_once(
     kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
 ) -> None:
     """Check the gradients of one case with one draw. Raises KernelFault where one is wrong."""
-    run = run.in_range(gradients_of(yardstick, kernel, 0), kernel.cases)
     try:
         with limited(module, case.programs):
             check_gradients(
@@ -264,16 +262,19 @@ def check(
         if not cases:
             raise KernelFault("sizes that the graph pins are too large for the interpreter")
         yardstick = yardstick_of(kernel, module)
+        drawn = [Run(seed, device, criterion, counting) for seed in range(seeds)]
+        runs = [run.in_range(yardstick, cases) for run in drawn]
+        backward = gradients_of(yardstick, kernel, 0)
+        graded = [run.in_range(backward, cases) for run in drawn] if kernel.gradients else runs
         for case in cases:
-            drawn = min(seeds, 2) if case.costly and device == "cpu" else seeds
-            for seed in range(drawn):
-                run = Run(seed, device, criterion, counting)
+            few = 2 if case.costly and device == "cpu" else seeds
+            for run, pair in list(zip(runs, graded, strict=True))[:few]:
                 error = check_once(kernel, module, yardstick, case, run)
                 stepped = max(stepped, error.stepped)
                 if error.ours >= worst.ours:
                     worst, at = error, _drawn(case, run)
                 if kernel.gradients:
-                    check_pair_once(kernel, module, yardstick, case, run)
+                    check_pair_once(kernel, module, yardstick, case, pair)
         if kernel.launches and has_runtime(module):
             small = min(cases, key=lambda case: sum(x.extent for x in case.inputs))
             inputs = Run(0, device, criterion).inputs(small)
