@@ -1,14 +1,14 @@
 """Analyses every problem of a KernelBench folder and audits the result; writes a table.
 
     python -m benchmarks.kernelbench.audit FOLDER [--levels 1,2,3,4] [--families]
-        [--markdown F] [--json F] [--kernels F] [--no-verify] [--device h200]
+        [--markdown F] [--json F] [--kernels F] [--no-verify] [--device h200] [--train]
 
 For each problem: how much of the saveable traffic the accepted groups recover; whether every
 accepted group's kernel passes the checker; whether the FLOPs of matmul-class nodes equal
 `torch.utils.flop_counter`; and how the bytes compare with an independent count, made by a dispatch
 mode while the model runs eagerly under fake tensors, every operand and every result once. Ops that
 the two count differently on purpose are listed with the reason (`REASONS`); anything else counts
-as unexplained.
+as unexplained. With `--train` a problem is its whole training step, which has no second count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ from rich.console import Console
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.annotate import Annotated
-from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture_here
 from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.verify.driver import checker, submit_check
@@ -101,7 +102,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--no-verify", action="store_true")
-    parser.add_argument("--kernels", type=Path, help="write the distinct kernels for gpu_check.py")
+    parser.add_argument("--train", action="store_true", help="each problem's training step")
+    parser.add_argument("--kernels", type=Path, help="write the distinct kernels for `check`")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     return parser.parse_args()
@@ -112,23 +114,33 @@ def _arguments() -> argparse.Namespace:
 
 def _audit(job: capture.Job, device: str) -> tuple[Audit, list[str]]:
     audit = Audit(job.level, job.problem)
-    kernels: list[Kernel] = []
+    kernels: list[str] = []
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(2 * capture.SECONDS)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 for the life of this process
     try:
         if job.pretrained:
             capture.build_from_geometry()
-        graph = capture_here(job.model, job.scenario)
-        flow = dataflow(graph, RULES.device(device))
-        grouping = fuse(flow, RULES).grouping
-        for found in grouping.groups:
-            kernels.append(emit(flow, found.decision, "fused", RULES, full_size=True))
+        flow, grouping = found_in(job.model, job.scenario, device)
+        kernels += kernels_of(flow, grouping)
         _describe(audit, flow.annotated, grouping)
-        _count_independently(audit, flow.annotated, job)
+        if not job.scenario.step:
+            _count_independently(audit, flow.annotated, job)
     except Exception as error:  # noqa: BLE001 a fault of ours, to be listed as such
         audit.error = f"{type(error).__name__}: {str(error)[:200]}"
-    return audit, [to_json(kernel) for kernel in kernels]
+    return audit, kernels
+
+
+def found_in(model: str, scenario: Scenario, device: str) -> tuple[Dataflow, Grouping[DecidedSet]]:
+    """Dataflow of a model that is captured in this process, and what to fuse in it."""
+    flow = dataflow(capture_here(model, scenario), RULES.device(device))
+    return flow, fuse(flow, RULES).grouping
+
+
+def kernels_of(flow: Dataflow, grouping: Grouping[DecidedSet]) -> Iterator[str]:
+    """Yield the kernel of each group as JSON, with a case of the graph's own sizes."""
+    for found in grouping.groups:
+        yield to_json(emit(flow, found.decision, "fused", RULES, full_size=True))
 
 
 def _too_long(*_: Any) -> None:
@@ -203,6 +215,9 @@ def _run(arguments: argparse.Namespace) -> list[Audit]:
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.families:
             jobs += capture.families(Path(scratch))
+        if arguments.train:
+            trained = {"mode": "train", "step": True}
+            jobs = [replace(job, scenario=replace(job.scenario, **trained)) for job in jobs]
         importlib.import_module("torch._dynamo")
         importlib.import_module("torch.export._trace")
         importlib.import_module("torch").set_num_threads(1)
@@ -228,7 +243,14 @@ def _run(arguments: argparse.Namespace) -> list[Audit]:
 
 def _write_kernels(results: list[tuple[Audit, list[str]]], file: Path) -> None:
     """Each distinct kernel once, with a problem that it comes from."""
-    first = {line: audit.problem for audit, lines in reversed(results) for line in lines}
+    write_kernels(((audit.problem, line) for audit, lines in results for line in lines), file)
+
+
+def write_kernels(named: Iterable[tuple[str, str]], file: Path) -> None:
+    """Write kernels with the problem that each comes from, for `check`; of equal ones the first."""
+    first: dict[str, str] = {}
+    for name, line in named:
+        first.setdefault(line, name)
     rows = ({"problem": name, "kernel": json.loads(line)} for line, name in first.items())
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

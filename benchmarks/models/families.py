@@ -1,13 +1,15 @@
 """Training steps of model types that nobody has picked: what `analyze --mode train` says of each;
 writes a table.
 
-    python -m benchmarks.models.families --seed HEX [--count 10] [--verify] [--measure] [--out DIR]
+    python -m benchmarks.models.families --seed HEX [--count 10] [--verify] [--measure] [--kernels]
+        [--out DIR]
 
 Model types are drawn by the seed, the first eight digits of the commit that is measured, as
 `benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 with
 their own dropout. A step is `model(**given).loss.backward()` without an optimizer, whose result
-lives as long as the step. With `--verify` each kernel is checked, on a GPU where there is one; a
-column says how many of them pass. `back` is the share of backward time on lines of
+lives as long as the step. With `--verify` each kernel is checked on the interpreter; a column says
+how many of them pass. With `--kernels` they are written to DIR/kernels.jsonl, for
+`benchmarks.kernelbench.check` on a GPU. `back` is the share of backward time on lines of
 the user; the peak is what the analysis predicts that eager holds. With `--measure` eager's step
 runs here: `held` is the peak of its second step, `idle` what is still allocated when the model is
 gone, which are workspaces of libraries.
@@ -21,14 +23,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +43,15 @@ from fusion_advisor.frontend.hf import built
 from fusion_advisor.ir.scenario import Scenario
 
 from ..gpu import ROOT, heading, json_lines
+from ..kernelbench.audit import found_in, kernels_of, write_kernels
 from .dry import LAYERS, config_of, drawn, size_of
 
 SIZES = {"text": (8, 1024), "images": (64, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
+_DEVICE = "h200"
+_SCENARIO = Scenario(mode="train", dtype="bfloat16", step=True, optimizer="none")
 _STEP = (
-    *("--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", "h200"),
+    *("--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", _DEVICE),
     *("--no-compile", "--no-cache", "--memory", "24"),
 )
 
@@ -136,6 +143,20 @@ def _short(lines: Sequence[str]) -> str:
     return " ".join(" ".join(lines).split())[:240]
 
 
+# -- its kernels -----------------------------------------------------------------------------------
+
+
+def emitted(row: Row) -> list[tuple[str, str]]:
+    """The kernels of the row's step as JSON, each with the model type."""
+    settings, batch, tokens = call_of(row)
+    scenario = replace(_SCENARIO, batch=batch, seq=tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(settings.to_json_string(use_diff=False))
+        found = found_in(f"hf:{config}#AutoModelFor{row.task}", scenario, _DEVICE)
+    return [(row.kind, kernel) for kernel in kernels_of(*found)]
+
+
 # -- what eager holds ------------------------------------------------------------------------------
 
 
@@ -157,9 +178,7 @@ def held(row: Row) -> tuple[int, int]:
     """Bytes that eager's second step holds at its peak, and those that outlive the model."""
     settings, batch, tokens = call_of(row)
     settings.dtype = torch.bfloat16
-    scenario = Scenario(
-        mode="train", dtype="bfloat16", batch=batch, seq=tokens, step=True, optimizer="none"
-    )
+    scenario = replace(_SCENARIO, batch=batch, seq=tokens)
     auto = getattr(transformers, f"AutoModelFor{row.task}")
     with torch.device("cuda"):
         model, given = built(auto, settings, scenario, [])
@@ -231,6 +250,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--verify", action="store_true", help="check each kernel")
     parser.add_argument("--measure", action="store_true", help="eager's step on the GPU here")
+    parser.add_argument("--kernels", action="store_true", help="write those of all steps")
     parser.add_argument("--one", nargs=2, metavar=("KIND", "TASK"), help="what eager holds of it")
     options = parser.parse_args()
     if options.one:
@@ -246,6 +266,11 @@ def main() -> None:
         rows.append(row)
         (options.out / "families.jsonl").write_text(json_lines(rows))
         (options.out / "families.md").write_text(table(rows))
+    if options.kernels:
+        spawning = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(options.jobs, spawning, max_tasks_per_child=1) as pool:
+            each = pool.map(emitted, [row for row in rows if not row.failure])
+            write_kernels(chain.from_iterable(each), options.out / "kernels.jsonl")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import Call, formula, meaning_of, pointwise, reduction
 from fusion_advisor.ops.views import parts
@@ -122,9 +123,25 @@ def native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: float) 
 # -- of softmax ------------------------------------------------------------------------------------
 
 
-@reduction("aten._softmax_backward_data.default")
+def _softmax_backward(call: Call) -> tuple[int, int]:
+    """HBM bytes: a product of gradient and result is written first (native/cuda/SoftMax.cu), and
+    read again with the result."""
+    grad, y = call.operand(0), call.operand(1)
+    product = y.numel * grad.itemsize
+    return addressed_bytes((grad, y)) + product + y.bytes, product + call.out.bytes
+
+
+@meaning_of(
+    "reduction",
+    "aten._softmax_backward_data.default",
+    inputs="raw",
+    traffic=_softmax_backward,
+    launches=lambda call: 2,
+)
 def softmax_backward(b: Builder, grad: Value, y: Value, dim: int, dtype: Arg) -> Value:
-    return (grad - b.reduce("sum", grad * y, (dim,), True)) * y
+    """Gradient of a softmax as CUDA has it, which differs from a CPU's at infinities."""
+    product = grad * y
+    return product - y * b.reduce("sum", product, (dim,), True)
 
 
 @reduction("aten._log_softmax_backward_data.default")

@@ -126,6 +126,7 @@ def meaning_of(
     also_in_place: bool = False,
     traffic: Traffic | None = None,
     flops: Formula | None = None,
+    launches: Formula | None = None,
     sizes: Mapping[int, str] | None = None,
 ) -> Callable[[Meaning], Meaning]:
     """Decorate the meaning that some overloads share. `flops` is given where eager's count differs
@@ -141,6 +142,7 @@ def meaning_of(
                 inputs=inputs,
                 discrete=discrete,
                 traffic=traffic,
+                launches=launches,
                 sizes=sizes or {},
             )
             register(op)

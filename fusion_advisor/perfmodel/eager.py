@@ -30,6 +30,10 @@ TYPED = ("where", "masked_fill")
 FILLED = "aten.masked_fill."
 """Ops that copy first and then fill the copy (native/cuda/Indexing.cu)."""
 
+MULTIPLIED = "aten._softmax_backward_data."
+"""Ops that multiply their two operands first, and read the product and the second of them again
+(native/cuda/SoftMax.cu). The bytes of both launches are in the operator's traffic."""
+
 
 _WIDENED = 4
 """Least bytes of a number that is being summed: a float32."""
@@ -76,6 +80,11 @@ def launched(call: Call, op: Op | None, moved: tuple[int, int], device: Device) 
     )
     if call.node.op.startswith(FILLED):
         return _twice(work, call.out.bytes, scattered=0, device=device)
+    if call.node.op.startswith(MULTIPLIED):
+        left, right = call.operands[:2]
+        product = right.numel * left.itemsize
+        again = kept(product + right.bytes, left.bytes + right.bytes + product, device)
+        return replace(work, resident=work.resident + again, scratch=product)
     return work
 
 

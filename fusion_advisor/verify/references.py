@@ -93,11 +93,13 @@ def _shrunk(grad: Any, x: Any, limit: float) -> Any:
 
 _BY_DEFINITION: dict[Any, Callable[..., Any]] = {
     **get_decompositions([_aten.elu_backward, _aten.hardswish_backward, _aten.hardtanh_backward]),
+    **get_decompositions([_aten._softmax_backward_data]),
     _aten.hardshrink_backward.default: _shrunk,
     _aten.softshrink_backward.default: _shrunk,
 }
-"""Gradients where the operand is NaN: what CUDA's kernels compute is torch's decomposition; what a
-CPU's do depends on whether the element is in a whole vector."""
+"""Gradients where an operand is NaN or infinite: what CUDA's kernels compute is torch's
+decomposition. A CPU's softmax has another formula; what its others do depends on whether the
+element is in a whole vector."""
 
 
 def _widen(value: Any) -> Any:
@@ -121,7 +123,7 @@ class _AsCuda(LaunchMode):
     """Mode that makes a CPU's eager round as CUDA's kernels do. Prefix sums and products of float32
     run in float32: a CPU's run in float64, and their results would be more exact than any kernel. A
     softmax that widens half precision widens first. A division by a number is a product with its
-    reciprocal. A NaN has the gradient that CUDA gives it."""
+    reciprocal. NaN and infinity have the gradients that CUDA gives them."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -102,6 +102,10 @@ CASES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], list[Lau
         lambda a: F.mse_loss(a[:, 1:], a[:, :-1], reduction="none"), (x(),),
         [(FULL, 4 * M * (N - 1))],
     ),
+    "a softmax's gradient multiplies first": (
+        lambda a, b: torch.ops.aten._softmax_backward_data(a, b, 1, torch.float32),
+        (x(), x()), [(4 * FULL, 2 * FULL)],
+    ),
     "views are free": (
         lambda a: F.relu(a.view(2, 4, N).permute(2, 0, 1).unsqueeze(0).squeeze(0)),
         (x(),), [(FULL, FULL)],

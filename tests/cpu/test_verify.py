@@ -290,6 +290,24 @@ def test_labels_that_are_only_compared_are_classes(worker: Worker) -> None:
     assert check.failure is None
 
 
+def test_gradients_of_softmax_are_held_to_what_cuda_computes(worker: Worker) -> None:
+    """A CPU's formula takes the sum off before it multiplies: at an infinite share it has infinity
+    where CUDA has NaN."""
+
+    def function(grad: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._softmax_backward_data(grad.exp(), shares, 1, torch.float32)
+
+    kernel = kernel_of(function, torch.randn(64, 2), torch.rand(64, 2))
+    (check,) = checked(worker, kernel, seeds=6)
+    assert check.failure is None
+    cpus = kernel.text.replace(
+        "function_part - args_1 * function_sum", "(exp - function_sum) * args_1"
+    )
+    assert cpus != kernel.text
+    (check,) = checked(worker, replace(kernel, text=cpus), seeds=6)
+    assert "expected nan" in (check.failure or "")
+
+
 def test_scans_are_held_to_what_cuda_rounds(worker: Worker) -> None:
     """A CPU's eager scans float32 in float64: here its error is a tenth of what any kernel has."""
 
