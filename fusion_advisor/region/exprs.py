@@ -106,6 +106,10 @@ class Pool:
     pulled_below: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Reductions and scans with a position that was substituted below them: the position may not
     depend on an axis that they combine."""
+    ends: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    """Reductions that are the end of a scan of the same values, by number: the scan, and its
+    element there. Where the scan is made anyway, its own element is what others of it are compared
+    with: a reduction adds up in another order."""
     _ids: dict[Expr, int] = field(default_factory=dict[Expr, int])
 
     def resolved(self, axes: AxisList) -> AxisList:
@@ -334,6 +338,9 @@ class _Pull:
         elif pool.known(self.places[axes[0]]) == (0 if expr.reverse else pool.extent_of(*axes) - 1):
             whole = self.visit(expr.args[0], around)
             moved = replace(expr, op="reduce", args=(whole,), reverse=False)
+            if (whole,) == expr.args and expr.dtype in FLOATS:
+                element = self._end(number, expr, axes)
+                pool.ends[pool.add(moved, label)] = number, element
         else:
             axis, backwards = self._direction(expr, axes[0])
             body = self.visit(expr.args[0], free)
@@ -347,6 +354,17 @@ class _Pull:
         if self.guard is not None and around == free:
             pool.pulled_below.append((made, self.guard))
         return made
+
+    def _end(self, number: int, scan: Expr, axes: AxisList) -> int:
+        """The element of a scan at its end, as the sum of what is zero elsewhere."""
+        pool = self.pool
+        last = pool.whole(0)
+        if not scan.reverse:
+            extent = pool.add(Expr("extent", (), INDEX, axes=axes))
+            last = pool.reckon("sub", extent, pool.whole(1))
+        zero = pool.add(Expr("const", (), scan.dtype, literal="0.0"))
+        there = pool.choose(pool.reckon("eq", pool.place(axes), last), number, zero)
+        return pool.add(Expr("reduce", (there,), scan.dtype, axes=axes, monoid="sum"))
 
     def _direction(self, scan: Expr, combined: int) -> tuple[int, bool]:
         """The one axis that an index walks, and whether it walks backwards."""

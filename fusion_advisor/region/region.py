@@ -152,6 +152,10 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             if _joins(settled, below):
                 joined.add(args[0])
                 settled = replace(settled, args=below.args, axes=(*settled.axes, *below.axes))
+        scan, element = builder.ends.get(number, (number, number))
+        if scan != number and readers[scan]:
+            numbers.append(numbers[element])
+            continue
         numbers.append(pool.add(settled, builder.labels.get(number, "")))
     region = settle(
         pool,

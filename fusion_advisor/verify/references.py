@@ -41,6 +41,8 @@ class Float64Mode(LaunchMode):
             return _BY_DEFINITION[func](*widened[0])
         if func is _aten._fused_rms_norm.default:
             return _rms_norm(*widened[0])
+        if func is _aten.native_layer_norm.default:
+            return _layer_norm(*widened[0])
         if func is _aten.native_group_norm.default:
             return _group_norm(*widened[0])
         if func is _aten.native_batch_norm.default and not widened[0][5]:
@@ -54,6 +56,18 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
     dims = tuple(range(-len(shape), 0))
     scale = torch.rsqrt(x.square().mean(dims, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
     return x * scale if weight is None else x * scale * weight, scale
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    """Layer norm by its definition. Of a row with an infinity, which has no mean, CUDA's kernels
+    keep infinity or NaN as its mean, by the order in which their threads meet: here it is NaN."""
+    dims = tuple(range(-len(shape), 0))
+    mean = x.mean(dims, keepdim=True)
+    mean = mean + (x - mean).mean(dims, keepdim=True)
+    scale = torch.rsqrt((x - mean).square().mean(dims, keepdim=True) + eps)
+    normal = (x - mean) * scale
+    normal = normal if weight is None else normal * weight
+    return normal if bias is None else normal + bias, mean, scale
 
 
 def _group_norm(

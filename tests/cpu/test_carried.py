@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.support.worker import Worker
 
-from .regions import RULES, decided, flow_of, why_not
+from .regions import RULES, decided, flow_of, kernel_of, why_not
 from .test_emit import Tensors, checked, x
 
 BF16, INT = torch.bfloat16, torch.int64
@@ -35,6 +36,19 @@ def with_rows(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def with_columns(grad: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     scale = torch.rsqrt((rows * rows).mean(-1, keepdim=True) + 1e-6)
     return (grad * rows * scale).sum(0), (rows * scale).abs().amax(1).sum()
+
+
+def test_few_programs_are_checked_with_few_rows() -> None:
+    """A program that walks 200 000 rows adds up as no program of the graph's does: that its sums
+    are off was the check's doing."""
+
+    def turned(rows: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = torch.roll(rows, 5, 1) * others
+        return product, product.sum((0, 1))
+
+    kernel = kernel_of(turned, torch.randn(64, 600, 33), torch.randn(64, 600, 33))
+    (walked,) = (case for case in kernel.cases if case.programs)
+    assert prod(walked.inputs[0].shape[:2]) == 600
 
 
 ONE_PASS: dict[str, tuple[Callable[..., object], Tensors]] = {

@@ -16,6 +16,7 @@ from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.check_child import Run
 from fusion_advisor.verify.driver import checker, criterion_of
 from fusion_advisor.verify.inputs import DISTRIBUTIONS
+from fusion_advisor.verify.references import truth
 
 from .checks import CRITERION, checked
 from .regions import kernel_of
@@ -306,6 +307,38 @@ def test_gradients_of_softmax_are_held_to_what_cuda_computes(worker: Worker) -> 
     assert cpus != kernel.text
     (check,) = checked(worker, replace(kernel, text=cpus), seeds=6)
     assert "expected nan" in (check.failure or "")
+
+
+@pytest.mark.parametrize("end", ["last", "first"])
+def test_the_end_of_a_scan_is_the_scans_own_element(worker: Worker, end: str) -> None:
+    """A sum of the same values has another order: of large numbers the exponential of the
+    difference at the end was 0.9, where eager has 1."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if end == "last":
+            total = x.cumsum(-1)
+            return (total[..., -1:] - total).exp(), total
+        total = x.flip(-1).cumsum(-1).flip(-1)
+        return (total[..., :1] - total).exp(), total
+
+    (check,) = checked(worker, kernel_of(function, torch.randn(64, 3, 48)), seeds=6)
+    assert check.failure is None
+
+
+def test_the_end_of_a_scan_that_nothing_else_reads_is_a_reduction() -> None:
+    kernel = kernel_of(lambda x: x.cumsum(-1)[..., -1].exp(), torch.randn(64, 48))
+    assert "tl.cumsum" not in kernel.text
+    assert "tl.sum" in kernel.text
+
+
+def test_a_mean_of_infinities_is_no_number_in_the_reference() -> None:
+    """CUDA's threads meet in an order of their own, and keep infinity or NaN; a kernel has NaN."""
+    x = torch.ones(2, 8)
+    x[0, -1] = torch.inf
+    x[1] = torch.arange(8.0)
+    known = truth(lambda x: torch.ops.aten.native_layer_norm(x, [8], None, None, 1e-5), (x,))
+    assert known.exact[1].isnan().flatten().tolist() == [True, False]
+    assert torch.equal(known.exact[1][1].float(), torch.tensor([3.5]))
 
 
 def test_scans_are_held_to_what_cuda_rounds(worker: Worker) -> None:
