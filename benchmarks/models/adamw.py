@@ -36,7 +36,7 @@ import torch._functorch.config as partitioner
 
 from ..gpu import heading
 from .step import batches, warmed
-from .training import JOBS, Job, built, narrow, way_of
+from .training import JOBS, Job, built, given_of, narrow, way_of
 
 WAYS = "eager,compile,backend,backend:chunked_loss=True,backend:chunked_loss=True:memory=0.8,liger"
 _STEP = 1024
@@ -62,15 +62,10 @@ def step(loss: Callable[..., Any], optimizer: Any, given: dict[str, Any]) -> Any
     return found.detach()
 
 
-def _given(job: Job, rows: int, tokens: int, device: str) -> dict[str, Any]:
-    ids = torch.randint(0, job.fields["vocab_size"], (rows, tokens), device=device)
-    return {"input_ids": ids, "labels": ids}
-
-
 def peak(way: str, job: Job, model: Any, tokens: int) -> float:
     """Bytes that a second step of one sequence takes at most; infinite where it does not fit."""
     loss, optimizer = begun(way, model)
-    given = _given(job, 1, tokens, "cuda")
+    given = given_of(replace(job, batch=1, tokens=tokens), model.config, "cuda")
     try:
         step(loss, optimizer, given)
         gc.collect()
@@ -155,7 +150,7 @@ def course(way: str, job: Job, steps: int, device: str, nudge: int) -> list[floa
         weight.data.view(torch.int16).add_(chosen.to(torch.int16))
     loss, optimizer = begun(way, model)
     torch.manual_seed(1)
-    rows = [_given(job, job.batch, job.tokens, device) for _ in range(4)]
+    rows = [given_of(job, model.config, device) for _ in range(4)]
     return torch.stack([step(loss, optimizer, rows[n % 4]) for n in range(steps)]).tolist()
 
 
@@ -178,7 +173,7 @@ def courses(ways: Sequence[str], job: Job, steps: int, device: str) -> Iterator[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--job", default="llama", choices=[n for n in JOBS if JOBS[n].tokens])
+    parser.add_argument("--job", default="llama", choices=[*JOBS])
     parser.add_argument("--ways", default=WAYS)
     parser.add_argument("--longest", type=float, default=0.0, help="GB that a step may take")
     parser.add_argument("--losses", type=int, default=0, help="steps to train")

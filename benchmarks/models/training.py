@@ -105,13 +105,21 @@ def built(job: Job, device: str) -> tuple[Any, dict[str, Any]]:
     with torch.device(device):
         auto = getattr(transformers, job.auto)
         model = auto.from_config(config, dtype=torch.bfloat16)
+    return model, given_of(job, config, device)
+
+
+def given_of(job: Job, config: Any, device: str) -> dict[str, Any]:
+    """Random inputs with labels of a model with a configuration."""
+    import torch
+
+    with torch.device(device):
         if not job.tokens:
             size = config.image_size
             pixels = torch.randn(job.batch, 3, size, size, dtype=torch.bfloat16)
             labels = torch.randint(0, config.num_labels, (job.batch,))
-            return model, {"pixel_values": pixels, "labels": labels}
+            return {"pixel_values": pixels, "labels": labels}
         ids = torch.randint(0, config.vocab_size, (job.batch, job.tokens))
-        return model, {"input_ids": ids, "labels": ids}
+        return {"input_ids": ids, "labels": ids}
 
 
 def narrow(job: Job) -> Job:

@@ -60,6 +60,7 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
         read,
         step.bytes_written,
         resident=min(resident, read),
+        scattered=sum(_scattered(step, store) for store in step.stores),
         torn=_torn(step),
         primitives=warps * sum(one.primitives for one in made),
         steps=warps * sum(one.steps for one in made),
@@ -139,6 +140,18 @@ def _vector(step: Step, access: Access) -> int:
     else:  # Triton knows of 16 alone that they divide a size
         end = DIVISOR if prod(g.size for g in step.outer) % DIVISOR == 0 else 1
     return gcd(max(1, VECTOR_BYTES // access.tensor.itemsize), end, *numbers)
+
+
+def _scattered(step: Step, store: Access) -> int:
+    """Sectors that neighbouring lanes write one by one, where a result lies across them. What is
+    read so comes out of the L1, where the next row finds the sector."""
+    lane = _lane(step, store)
+    if not lane.axes:
+        return 0
+    pitch = abs(store.step(lane.axes[-1])) * store.tensor.itemsize
+    if pitch <= store.tensor.itemsize:
+        return 0
+    return int(store.tensor.numel * min(1.0, pitch / SECTOR_BYTES))
 
 
 def _torn(step: Step) -> int:

@@ -68,15 +68,17 @@ def _loads_for_rows(region: Region, inner: frozenset[int], rulebook: Rulebook) -
 
 
 def across_axis(region: Region, inner: frozenset[int], rulebook: Rulebook) -> int | None:
-    """The axis along which a large tensor lies contiguous for a sector and more, when it is not
-    that of the results: what is shorter, lanes along the results have read soon enough."""
+    """The axis along which a large tensor, read or written, lies contiguous for a sector and more,
+    when it is not that of the first result: what is shorter, lanes along that result have read soon
+    enough."""
     elements = prod(region.sizes[axis] for axis in region.space)
     least_bytes = rulebook.schedules.row.sector_bytes.count
-    for load in accesses(region)[0]:
-        if 4 * load.tensor.addressed < elements or load.pulled:
+    loads, stores = accesses(region)
+    for access in (*loads, *stores):
+        if 4 * access.tensor.addressed < elements or access.pulled:
             continue
-        for axis, step in load.strides.items():
-            long = region.sizes[axis] * load.tensor.itemsize >= least_bytes
+        for axis, step in access.strides.items():
+            long = region.sizes[axis] * access.tensor.itemsize >= least_bytes
             if step == 1 and axis not in inner and long:
                 return axis
     return None

@@ -542,6 +542,18 @@ def test_two_numbers_of_a_row_are_loaded_once_where_lanes_are_busy(
     assert checked(function, inputs, worker) is None
 
 
+def in_two_layouts(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return a * 2, a.transpose(1, 2).contiguous()
+
+
+def test_two_layouts_are_written_from_a_tile(worker: Worker) -> None:
+    """Lanes along one result would write a sector each of the other: 2012 us on an H200 where eager
+    takes 983."""
+    a = x(5, 44, 60)
+    assert best(in_two_layouts, a).schedule == "tiled"
+    assert checked(in_two_layouts, (a,), worker) is None
+
+
 @pytest.mark.parametrize(("columns", "schedule"), [(8192, "row"), (20000, "split")])
 def test_long_rows_are_parted_where_reductions_follow_one_another(
     columns: int, schedule: str

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fusion_advisor.perfmodel.model import Work
 
 from .launches import eager_of, empty, of_eager, of_kernels
-from .regions import BESIDE, H200, decided, flow_of
+from .regions import BESIDE, H200, RULES, decided, flow_of
 
 HALF = torch.bfloat16
 
@@ -100,6 +100,30 @@ def test_parts_that_lie_between_each_other_are_written_one_by_one() -> None:
     assert of_eager(lambda a: torch.stack((a, a), 0), a).scattered == 0
     pairs = empty(64, 2)  # as many parts as a row has elements
     assert of_eager(lambda a: torch.cat((a, a), 0), pairs).scattered == 0
+
+
+def test_a_softmaxs_gradient_finds_its_product_in_the_l2() -> None:
+    def gradient(grad: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._softmax_backward_data(grad, shares, 1, torch.float32)
+
+    small = of_eager(gradient, empty(1024, 1024), empty(1024, 1024))
+    assert (small.scratch, small.resident) == (1 << 22, 2 << 22)
+    assert of_eager(gradient, empty(65536, 1024), empty(65536, 1024)).resident == 0
+
+
+def test_a_result_across_the_lanes_is_written_sector_by_sector() -> None:
+    """A sum over each row of what is stored turned: on an H200 the kernel took 94 us, eager's two
+    60."""
+
+    def turned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        across = x.transpose(1, 2).contiguous()
+        return across, across.sum((0, 1))
+
+    x = empty(8, 768, 1024, dtype=torch.bfloat16)
+    assert sum(work.scattered for work in of_kernels(turned, x, rules=RULES)) == x.numel()
+    twice = of_kernels(lambda x: x.transpose(1, 2) * 2, x, rules=RULES)
+    assert not any(work.scattered for work in twice)
+    assert not decided(flow_of(turned, x), RULES).accepted
 
 
 def test_an_expanded_operand_is_not_transposed() -> None:
