@@ -10,6 +10,7 @@ from fusion_advisor.advice import (
     growing_cache,
     hidden_copy,
     host_sync,
+    kept_results,
     launch_bound,
     masked_attention,
     materialised_logits,
@@ -31,6 +32,7 @@ KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
     "unfused-optimizer": unfused_optimizer.find,
     "materialised-logits": materialised_logits.find,
     "float-copies": float_copies.find,
+    "kept-results": kept_results.find,
     "forward-only": forward_only.find,
     "differs-from-eager": differs_from_eager.find,
 }

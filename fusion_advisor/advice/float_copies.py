@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, by, counted, mark
+from fusion_advisor.cost.leaner import narrower
 from fusion_advisor.cost.lifetimes import saved_tensors
 
 
 def find(model: Model) -> Iterator[Advice]:
     """One for all copies of one dtype that could be made again in backward."""
-    nodes, position = model.flow.nodes, model.flow.position
+    nodes, position, annotated = model.flow.nodes, model.flow.position, model.flow.annotated
     found = {
         position[each.name]: each.alternative
-        for each in saved_tensors(model.flow.annotated)
-        if each.alternative
+        for each in saved_tensors(annotated)
+        if each.alternative and narrower(annotated, nodes[position[each.name]])
     }
     for dtype, numbers in by(found, lambda i: nodes[i].out.dtype).items():
         ways = [found[i] for i in numbers]

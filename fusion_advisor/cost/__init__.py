@@ -3,6 +3,7 @@
 OFFERS = (
     "annotate",
     "dataflow",
+    "leaner",
     "lifetimes",
     "times",
     "totals",

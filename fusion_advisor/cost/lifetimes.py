@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 from fusion_advisor.cost.annotate import Annotated
+from fusion_advisor.cost.leaner import AHEAD, LeanerWay, leaner_ways
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.rulebook.schema import Workspaces
-
-AHEAD = ("forward", "loss")
-"""Phases that run before backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +34,6 @@ class Lifetime:
     last: int
     bytes: int
     given: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LeanerWay:
-    """Way to keep less: the bytes saved, and the microseconds that backward takes longer for it."""
-
-    action: str
-    saved_bytes: int
-    extra_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,29 +156,15 @@ def saved_tensors(annotated: Annotated) -> tuple[SavedTensor, ...]:
         for storage, (node, _) in first.items()
         if storage in readers and node.kind == "call" and node.phase in AHEAD
     }
+    leaner = leaner_ways(annotated, kept)
     return tuple(
         SavedTensor(
             node.name, tensor, kept[storage], node.source,
-            tuple(names[of] for of in readers[storage] if of in names),
-            _cast_again(annotated, node, kept),
+            tuple(names[of] for of in readers[storage] if of in names), leaner.get(storage),
         )
         for storage, (node, tensor) in first.items()
         if storage in kept
     )  # fmt: skip
-
-
-def _cast_again(annotated: Annotated, node: Node, kept: Mapping[int, int]) -> LeanerWay | None:
-    """Cast of a narrower float, done again in backward: the narrower tensor is kept in place of the
-    copy, or is kept anyway."""
-    ref = next(node.refs(), None)
-    before = annotated.tensors.get(ref) if ref else None
-    if node.op != "aten._to_copy.default" or before is None or not before.dtype.endswith("float16"):
-        return None
-    saved = node.out.bytes - (0 if before.storage in kept else before.bytes)
-    again = annotated.costs[node.name].time_us
-    if node.out.itemsize <= before.itemsize or saved <= 0:
-        return None
-    return LeanerWay(f"keep it in {before.dtype}, cast again in backward", saved, again)
 
 
 def memory(annotated: Annotated, workspaces: Workspaces) -> Memory:

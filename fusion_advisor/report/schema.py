@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fusion_advisor.cost.lifetimes import LeanerWay, Memory
+from fusion_advisor.cost.leaner import LeanerWay
+from fusion_advisor.cost.lifetimes import Memory
 from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.faults import Fault
 from fusion_advisor.profile.profile import NodeTime, Profile

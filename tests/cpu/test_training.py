@@ -418,13 +418,44 @@ def test_an_optimizer_in_several_passes_is_advised_on() -> None:
 
 def test_a_copy_in_float32_may_be_made_again() -> None:
     graph = step("norm by hand")
-    (copy,) = (each for each in saved_tensors(annotate(graph, H200)) if each.alternative)
-    assert copy.name == "_to_copy_1"
+    saved = {each.name: each for each in saved_tensors(annotate(graph, H200))}
+    copy = saved["_to_copy_1"]
     assert copy.alternative is not None
+    assert copy.alternative.action == "keep it in bfloat16, cast again in backward"
     assert copy.alternative.saved_bytes == copy.bytes // 2, "the product's result is kept instead"
     assert copy.alternative.extra_us > 0
     assert "1 float32 copy" in advice(graph)["float-copies"].message
     assert "float-copies" not in advice(step("layer norms"))
+
+
+def test_results_of_what_is_kept_anyway_may_be_made_again() -> None:
+    """Of silu(gate) * up autograd keeps four tensors, of which two follow from the others."""
+
+    class Gates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(8, 64), nn.Linear(8, 64), nn.Linear(64, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = F.silu(self.gate(x)) * self.up(x)
+            return F.dropout(self.down(hidden), 0.5, self.training).exp().sum()
+
+    fake = HostFakeMode()
+    with fake:
+        loaded = Loaded(Gates(), (torch.randn(32, 8),), {}, fake, "gates")
+    graph = capture_loaded(loaded, Scenario(mode="train", step=True, optimizer="none"))
+    annotated = annotate(graph, H200)
+    saved = {each.tensor.storage: each for each in saved_tensors(annotated)}
+    ways = {each.name: each.alternative for each in saved.values() if each.alternative}
+    assert {each.name for each in saved.values()} >= {"addmm", "addmm_1", "silu", "mul"}
+    assert {name: way.saved_bytes for name, way in ways.items()} == {
+        "silu": 32 * 64 * 4, "mul": 32 * 64 * 4, "native_dropout": 32 * 8,
+    }  # fmt: skip
+    assert ways["native_dropout"].action.startswith("draw it again")
+    assert ways["mul"].extra_us == annotated.costs["mul"].time_us, "silu is there by then"
+    said = advice(graph)["kept-results"]
+    assert "of 3 results kept for backward (silu, mul, native_dropout)" in said.message
+    assert "kept-results" not in advice(step("attention"))
 
 
 def test_logits_for_a_loss_alone_are_advised_on() -> None:
