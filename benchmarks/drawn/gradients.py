@@ -25,6 +25,9 @@ os.environ["FUSION_ADVISOR_STRICT"] = "1"
 
 import torch
 
+from fusion_advisor.verify.references import Float64Mode
+from fusion_advisor.verify.stepping import as_tuple
+
 from .__main__ import drawn_module
 
 _HOW = {"inner": "eager", "take_all": True, "device": "h200"}
@@ -37,16 +40,24 @@ def _trained(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
     return value.detach().to(dtype or value.dtype).requires_grad_()
 
 
+def _compared(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[int]:
+    """The results that have gradients and more than 8 bits, by number."""
+    every = as_tuple(model(*inputs))
+    return [n for n, each in enumerate(every) if each.requires_grad and each.element_size() > 1]
+
+
 def _step(
-    call: Callable[..., Any], model: torch.nn.Module, inputs: Sequence[torch.Tensor]
+    call: Callable[..., Any],
+    model: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    results: Sequence[int],
 ) -> list[torch.Tensor | None]:
-    """Results of a step that have gradients, and the gradients of parameters and inputs."""
+    """Some results of a step, by number, and the gradients of parameters and inputs."""
     model.zero_grad()
     for each in inputs:
         each.grad = None
-    found = call(*inputs)
-    every = found if isinstance(found, (tuple, list)) else [found]
-    made = [each for each in every if each.requires_grad and each.element_size() > 1]
+    every = as_tuple(call(*inputs))
+    made = [every[number] for number in results]
     generator = torch.Generator().manual_seed(1)
     weighted = [each.double() * torch.randn(each.shape, generator=generator) for each in made]
     if weighted:
@@ -74,13 +85,15 @@ def row(seed: str, number: int) -> dict[str, Any]:
     inputs = [_trained(each) for each in given]
     try:
         wide = copy.deepcopy(model).double()
-        exact = _step(wide, wide, [_trained(each, torch.float64) for each in given])
-        eager = [x if x is None else x.clone() for x in _step(model, model, inputs)]
+        results = _compared(model, inputs)
+        with Float64Mode():  # what a module casts to float32 by itself stays wide, too
+            exact = _step(wide, wide, [_trained(each, torch.float64) for each in given], results)
+        eager = [x if x is None else x.clone() for x in _step(model, model, inputs, results)]
     except RuntimeError as error:
         return {"module": name, "eager": str(error).splitlines()[0]}
     told: list[Outcome] = []
     backend = partial(fusion_advisor, options=_HOW, on_outcome=told.append)
-    found = _step(torch.compile(model, backend=backend), model, inputs)
+    found = _step(torch.compile(model, backend=backend), model, inputs, results)
     missing = [a is None for a in found] != [a is None for a in eager]
     shares = [
         _share(a, b, c)

@@ -30,12 +30,14 @@ class LeanerWay:
 
 def leaner_ways(annotated: Annotated, kept: Mapping[int, int]) -> dict[int, LeanerWay]:
     """Ways by the storage that need not be kept; `kept` has the bytes of all that forward keeps.
-    All of them together save what each says: none needs what another one leaves out."""
-    makers = _makers(annotated)
+    All of them together save what each says: none needs what another one leaves out. What the model
+    returns is there anyway."""
+    makers, graph = _makers(annotated), annotated.graph
+    returned = {annotated.tensors[ref].storage for ref in graph.outputs if ref in annotated.tensors}
     found: dict[int, LeanerWay] = {}
     again = _Again(annotated, makers, kept.keys())
     for storage, node in makers.items():  # in the order of forward
-        if storage not in kept or node.kind != "call":
+        if storage not in kept or storage in returned or node.kind != "call":
             continue
         way = _cast_again(annotated, node, kept) or again.way(storage, kept[storage])
         if way:

@@ -456,6 +456,7 @@ def test_results_of_what_is_kept_anyway_may_be_made_again() -> None:
     said = advice(graph)["kept-results"]
     assert "of 3 results kept for backward (silu, mul, native_dropout)" in said.message
     assert "kept-results" not in advice(step("attention"))
+    assert "kept-results" not in advice(step("no loss")), "the sigmoid is the result"
 
 
 def test_logits_for_a_loss_alone_are_advised_on() -> None:
