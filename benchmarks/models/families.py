@@ -85,10 +85,9 @@ def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
     """The row with what `analyze` says of its step."""
     settings, batch, tokens = call_of(row)
     with tempfile.TemporaryDirectory() as folder:
-        config, report = Path(folder) / "config.json", Path(folder) / "report.json"
-        config.write_text(settings.to_json_string(use_diff=False))
+        report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "fusion_advisor", "analyze"]
-        command += [f"hf:{config}#AutoModelFor{row.task}", *_STEP, "--batch", str(batch)]
+        command += [_named(row, settings, folder), *_STEP, "--batch", str(batch)]
         command += ["--seq", str(tokens)] if tokens else []
         command += ["--json", str(report), *([] if verify else ["--no-verify"])]
         done = _ran(command, seconds)
@@ -118,6 +117,13 @@ def call_of(row: Row) -> tuple[Any, int, int | None]:
     """Configuration of the row's model, and the batch and tokens of its call."""
     settings = config_of(row.kind, LAYERS)
     return (settings, *size_of(settings, row.task, SIZES))
+
+
+def _named(row: Row, settings: Any, folder: str) -> str:
+    """Name of the row's model for a command, which reads its configuration from a folder."""
+    config = Path(folder) / "config.json"
+    config.write_text(settings.to_json_string(use_diff=False))
+    return f"hf:{config}#AutoModelFor{row.task}"
 
 
 def _read(row: Row, report: dict[str, Any]) -> None:
@@ -151,9 +157,7 @@ def emitted(row: Row) -> list[tuple[str, str]]:
     settings, batch, tokens = call_of(row)
     scenario = replace(_SCENARIO, batch=batch, seq=tokens)
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.json"
-        config.write_text(settings.to_json_string(use_diff=False))
-        found = found_in(f"hf:{config}#AutoModelFor{row.task}", scenario, _DEVICE)
+        found = found_in(_named(row, settings, folder), scenario, _DEVICE)
     return [(row.kind, kernel) for kernel in kernels_of(*found)]
 
 

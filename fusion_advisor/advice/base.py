@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from fusion_advisor.cost.annotate import Cost
 from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.leaner import narrower
+from fusion_advisor.cost.lifetimes import SavedTensor, saved_tensors
 from fusion_advisor.ir.graph import Node, Ref, Source, Tensor
 from fusion_advisor.ops import Call
 from fusion_advisor.rulebook.schema import Rulebook
@@ -51,6 +54,17 @@ class Model:
     training: bool
     rulebook: Rulebook
     queue: QueueStep | None = None
+
+    @cached_property
+    def saved(self) -> tuple[tuple[int, SavedTensor], ...]:
+        """Tensors that forward saves for backward, each with the position of the node that makes
+        it."""
+        saved = saved_tensors(self.flow.annotated)
+        return tuple((self.flow.position[each.name], each) for each in saved)
+
+    def widens(self, number: int) -> bool:
+        """Whether a node is a copy of a 16-bit float in a wider one."""
+        return narrower(self.flow.annotated, self.flow.nodes[number]) is not None
 
     @property
     def left(self) -> Iterator[int]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, by, counted, mark
-from fusion_advisor.cost.leaner import narrower
-from fusion_advisor.cost.lifetimes import saved_tensors
 
 
 def find(model: Model) -> Iterator[Advice]:
     """One for all copies of one dtype that could be made again in backward."""
-    nodes, position, annotated = model.flow.nodes, model.flow.position, model.flow.annotated
+    nodes = model.flow.nodes
     found = {
-        position[each.name]: each.alternative
-        for each in saved_tensors(annotated)
-        if each.alternative and narrower(annotated, nodes[position[each.name]])
+        number: each.alternative
+        for number, each in model.saved
+        if each.alternative and model.widens(number)
     }
     for dtype, numbers in by(found, lambda i: nodes[i].out.dtype).items():
         ways = [found[i] for i in numbers]

@@ -5,36 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, mark
-from fusion_advisor.cost.leaner import narrower
-from fusion_advisor.cost.lifetimes import saved_tensors
+from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, counted, mark
 
 CODE = "kept-results"
 
 
 def find(model: Model) -> Iterator[Advice]:
     """One for all results of pointwise work, and all masks that were drawn."""
-    nodes, position, annotated = model.flow.nodes, model.flow.position, model.flow.annotated
-    saved = saved_tensors(annotated)
     found = [
-        (position[each.name], each.alternative)
-        for each in saved
-        if each.alternative and not narrower(annotated, nodes[position[each.name]])
+        (number, each.alternative)
+        for number, each in model.saved
+        if each.alternative and not model.widens(number)
     ]
     freed = sum(way.saved_bytes for _, way in found)
     least = model.rulebook.advice_kind(CODE).number("share").value
-    if not found or freed < least * sum(each.bytes for each in saved):
+    if not found or freed < least * sum(each.bytes for _, each in model.saved):
         return
     longer = sum(way.extra_us for _, way in found)
     made: Counter[str] = Counter()
     for number, way in found:
-        made[_named(nodes[number].op)] += way.saved_bytes
+        made[_named(model.flow.nodes[number].op)] += way.saved_bytes
     largest = sorted(found, key=lambda each: -each[1].saved_bytes)
-    counted = f"{len(found)} result{'s' if len(found) > 1 else ''}"
+    results = counted([number for number, _ in found], "result")
     most = made.most_common(MOST_TOLD)
     yield Advice(
         CODE,
-        f"{freed / 1e9:.3g} GB of {counted} kept for backward ({', '.join(op for op, _ in most)})"
+        f"{freed / 1e9:.3g} GB of {results} kept for backward ({', '.join(op for op, _ in most)})"
         f" can be made again from what is kept anyway ({longer:.0f} us a step at most): by"
         " torch.compile, in an autograd.Function or under torch.utils.checkpoint",
         None,

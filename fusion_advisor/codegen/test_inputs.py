@@ -163,8 +163,8 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     for name, sizes in chosen.items():
         seen.setdefault(tuple(sorted(sizes.items())), name)
     found = [_case(file, name, dict(sizes), numbers) for sizes, name in seen.items()]
-    tiles = 2 * _WALKING * first.rows // fixed_rows
-    if first.most and (walked := _one_more(outer_free, hints, tiles)):
+    two_tiles_each = 2 * _WALKING * first.rows // fixed_rows
+    if first.most and (walked := _one_more(outer_free, hints, two_tiles_each)):
         narrow = _fewer(file)
         case = _case(narrow, "programs that walk", {**chosen[ODD_SIZES], **walked}, numbers)
         found.insert(len(found) - full_size, replace(case, programs=_WALKING))

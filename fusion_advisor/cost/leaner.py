@@ -28,34 +28,27 @@ class LeanerWay:
     extra_us: float
 
 
-def leaner_ways(annotated: Annotated, kept: Mapping[int, int]) -> dict[int, LeanerWay]:
-    """Ways by the storage that need not be kept; `kept` has the bytes of all that forward keeps.
-    All of them together save what each says: none needs what another one leaves out. What the model
-    returns is there anyway."""
-    makers, graph = _makers(annotated), annotated.graph
+def leaner_ways(
+    annotated: Annotated, made_by: Mapping[int, Node], kept: Mapping[int, int]
+) -> dict[int, LeanerWay]:
+    """Ways by the storage that need not be kept; `made_by` has the node that makes each storage, in
+    the order of the graph, `kept` the bytes of all that forward keeps. All of them together save
+    what each says: none needs what another one leaves out. What forward writes into later is not
+    made again, and what the model returns is there anyway."""
+    graph = annotated.graph
+    ahead = (node for node in graph.nodes if node.phase in AHEAD)
+    written = {s for node in ahead for s in node.mutates if made_by.get(s) is not node}
+    makers = {storage: node for storage, node in made_by.items() if storage not in written}
     returned = {annotated.tensors[ref].storage for ref in graph.outputs if ref in annotated.tensors}
     found: dict[int, LeanerWay] = {}
     again = _Again(annotated, makers, kept.keys())
-    for storage, node in makers.items():  # in the order of forward
+    for storage, node in makers.items():
         if storage not in kept or storage in returned or node.kind != "call":
             continue
         way = _cast_again(annotated, node, kept) or again.way(storage, kept[storage])
         if way:
             found[storage] = way
     return found
-
-
-def _makers(annotated: Annotated) -> dict[int, Node]:
-    """The node that makes each storage; of one that forward writes into later, none."""
-    found: dict[int, Node] = {}
-    written: set[int] = set()
-    for node in annotated.graph.nodes:
-        if node.phase in AHEAD:
-            written.update(storage for storage in node.mutates if storage in found)
-        for tensor in node.outputs:
-            if tensor is not None:
-                found.setdefault(tensor.storage, node)
-    return {storage: node for storage, node in found.items() if storage not in written}
 
 
 def narrower(annotated: Annotated, node: Node) -> Tensor | None:
@@ -71,8 +64,10 @@ def _cast_again(annotated: Annotated, node: Node, kept: Mapping[int, int]) -> Le
     """Cast of a narrower float, done again in backward: the narrower tensor is kept in place of the
     copy, or is kept anyway."""
     before = narrower(annotated, node)
-    saved = node.out.bytes - before.bytes * (before.storage not in kept) if before else 0
-    if before is None or saved <= 0:
+    if before is None:
+        return None
+    saved = node.out.bytes - (0 if before.storage in kept else before.bytes)
+    if saved <= 0:
         return None
     again = annotated.costs[node.name].time_us
     return LeanerWay(f"keep it in {before.dtype}, cast again in backward", saved, again)
@@ -90,8 +85,8 @@ class _Again:
     def way(self, storage: int, size: int) -> LeanerWay | None:
         node = self.makers[storage]
         if self._pattern(node) == "random":
-            drawn = len(node.outputs) > 1 and node.outputs[0] is not None
-            if not drawn or node.out.storage == storage:  # what is dropped from is needed for that
+            result = node.outputs[0]
+            if result is None or result.storage == storage:  # what is dropped from is needed there
                 return None
             action = "draw it again in backward, from the same seed and offset"
             return LeanerWay(action, size, self._us(node))

@@ -156,7 +156,7 @@ def saved_tensors(annotated: Annotated) -> tuple[SavedTensor, ...]:
         for storage, (node, _) in first.items()
         if storage in readers and node.kind == "call" and node.phase in AHEAD
     }
-    leaner = leaner_ways(annotated, kept)
+    leaner = leaner_ways(annotated, {s: node for s, (node, _) in first.items()}, kept)
     return tuple(
         SavedTensor(
             node.name, tensor, kept[storage], node.source,

@@ -14,8 +14,8 @@ from math import gcd, prod
 
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops import Call, Op
-from fusion_advisor.perfmodel.model import Work, kept
-from fusion_advisor.rulebook.devices import SECTOR_BYTES, Device
+from fusion_advisor.perfmodel.model import Work, kept, sectors_apart
+from fusion_advisor.rulebook.devices import Device
 
 CONTIGUOUS = ("layer_norm", "rms_norm", "group_norm", "softmax", "aten.cum", "aten.logcum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
@@ -82,7 +82,7 @@ def launched(call: Call, op: Op | None, moved: tuple[int, int], device: Device) 
         return _twice(work, call.out.bytes, scattered=0, device=device)
     if call.node.op.startswith(MULTIPLIED):
         left, right = call.operands[:2]
-        product = right.numel * left.itemsize
+        product = moved[1] - call.out.bytes
         again = kept(product + right.bytes, left.bytes + right.bytes + product, device)
         return replace(work, resident=work.resident + again, scratch=product)
     return work
@@ -188,7 +188,7 @@ def _apart(tensor: Tensor, walked: Tensor) -> int:
     if not sizes:
         return 0
     step = tensor.stride[min(sizes, key=lambda d: walked.stride[d])] * tensor.itemsize
-    return 0 if step <= tensor.itemsize else int(walked.numel * min(1.0, step / SECTOR_BYTES))
+    return sectors_apart(walked.numel, step, tensor.itemsize)
 
 
 def _blocks(call: Call, kind: str, device: Device) -> Blocks:

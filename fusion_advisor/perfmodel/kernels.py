@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import gcd, prod
 
-from fusion_advisor.perfmodel.model import Work, kept
+from fusion_advisor.perfmodel.model import Work, kept, sectors_apart
 from fusion_advisor.region.instruction_mix import instructions, precise
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import SECTOR_BYTES, VECTOR_BYTES, Device
@@ -148,10 +148,8 @@ def _scattered(step: Step, store: Access) -> int:
     lane = _lane(step, store)
     if not lane.axes:
         return 0
-    pitch = abs(store.step(lane.axes[-1])) * store.tensor.itemsize
-    if pitch <= store.tensor.itemsize:
-        return 0
-    return int(store.tensor.numel * min(1.0, pitch / SECTOR_BYTES))
+    itemsize = store.tensor.itemsize
+    return sectors_apart(store.tensor.numel, abs(store.step(lane.axes[-1])) * itemsize, itemsize)
 
 
 def _torn(step: Step) -> int:

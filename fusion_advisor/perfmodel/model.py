@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.devices import SECTOR_BYTES, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,12 @@ def between_us(work: Work, device: Device) -> float:
         return 0.0
     waves = ceil(work.programs / work.at_once)
     return device.times.wave.value * (1.0 - 1.0 / waves) / max(1.0, work.at_once / device.sm_count)
+
+
+def sectors_apart(elements: int, pitch: int, itemsize: int) -> int:
+    """Sectors that neighbouring lanes ask for one by one, where they lie `pitch` bytes apart: none
+    where their elements follow each other."""
+    return 0 if pitch <= itemsize else int(elements * min(1.0, pitch / SECTOR_BYTES))
 
 
 def kept(size: int, since: float, device: Device) -> int:

@@ -143,6 +143,10 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
     state = {builder.exprs[value.id].input: value for value in builder.random_state}
     order = [n for n in range(len(builder.inputs)) if n not in state] + list(state)
     for number, expr in enumerate(builder.exprs):
+        scan, element = builder.ends.get(number, (None, number))
+        if scan is not None and readers[scan]:
+            numbers.append(numbers[element])
+            continue
         args = tuple(numbers[arg] for arg in expr.args)
         settled = replace(expr, args=args, axes=resolve(expr.axes))
         if expr.op == "load":
@@ -152,10 +156,6 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             if _joins(settled, below):
                 joined.add(args[0])
                 settled = replace(settled, args=below.args, axes=(*settled.axes, *below.axes))
-        scan, element = builder.ends.get(number, (number, number))
-        if scan != number and readers[scan]:
-            numbers.append(numbers[element])
-            continue
         numbers.append(pool.add(settled, builder.labels.get(number, "")))
     region = settle(
         pool,

@@ -69,8 +69,8 @@ def _loads_for_rows(region: Region, inner: frozenset[int], rulebook: Rulebook) -
 
 def across_axis(region: Region, inner: frozenset[int], rulebook: Rulebook) -> int | None:
     """The axis along which a large tensor, read or written, lies contiguous for a sector and more,
-    when it is not that of the first result: what is shorter, lanes along that result have read soon
-    enough."""
+    when it is not that of the first result: what is shorter, lanes along that result have moved
+    soon enough."""
     elements = prod(region.sizes[axis] for axis in region.space)
     least_bytes = rulebook.schedules.row.sector_bytes.count
     loads, stores = accesses(region)
