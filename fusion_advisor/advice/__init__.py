@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from fusion_advisor.advice import (
+    checkpoint,
     differs_from_eager,
     float64,
     float_copies,
@@ -15,8 +16,10 @@ from fusion_advisor.advice import (
     masked_attention,
     materialised_logits,
     repeated_heads,
+    same_sum,
     unfused_optimizer,
     weight_cast,
+    wide_gradients,
 )
 from fusion_advisor.advice.base import Advice, Model
 
@@ -33,6 +36,9 @@ KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
     "materialised-logits": materialised_logits.find,
     "float-copies": float_copies.find,
     "kept-results": kept_results.find,
+    "checkpoint": checkpoint.find,
+    "same-sum": same_sum.find,
+    "wide-gradients": wide_gradients.find,
     "forward-only": forward_only.find,
     "differs-from-eager": differs_from_eager.find,
 }

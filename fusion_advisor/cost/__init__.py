@@ -5,6 +5,7 @@ OFFERS = (
     "dataflow",
     "leaner",
     "lifetimes",
+    "recomputed",
     "times",
     "totals",
 )

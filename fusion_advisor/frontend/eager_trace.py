@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from fusion_advisor.frontend.checkpoints import number_of
 from fusion_advisor.frontend.decompositions import COMPOSITES, PRIMITIVES
 from fusion_advisor.frontend.expansions import (
     OPERAND,
@@ -103,7 +104,8 @@ class EagerTrace:
         """Adds a tensor that is there before the graph runs; `storage` when it shares memory."""
         name = self._unique(name)
         layout = replace(describe(example), storage=self._storage() if storage < 0 else storage)
-        self.nodes.append(Node(name, kind, kind, outputs=(layout,), phase=phase))
+        trained = kind == "parameter" and example.requires_grad
+        self.nodes.append(Node(name, kind, kind, outputs=(layout,), phase=phase, trained=trained))
         return TracedValue(layout, Ref(name))
 
     def values_of(self, refs: Iterable[Ref]) -> dict[Ref, TracedValue]:
@@ -318,6 +320,7 @@ class EagerTrace:
                     fx=(outer or node).name,
                     phase=node.meta.get("phase", "forward"),
                     backward_of=node.meta.get("backward_of", ""),
+                    checkpoint=number_of(node),
                 )
             )
         result = _fill(expansion.result, made)

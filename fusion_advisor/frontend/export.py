@@ -19,7 +19,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,13 +27,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
+from fusion_advisor.frontend.checkpoints import Checkpoint, noted
 from fusion_advisor.frontend.eager_trace import EagerTrace
 from fusion_advisor.frontend.emitted_calls import own_kernels
 from fusion_advisor.frontend.expansions import describe, identifier
@@ -78,6 +78,8 @@ class Traced:
     results: int | None = None
     """Number of leading outputs of the graph that are mutated state and no results."""
     trail: Trail | None = None
+    checkpoints: Sequence[Checkpoint] = ()
+    """Calls of `torch.utils.checkpoint`, by the numbers that the nodes have."""
 
     @property
     def traced_with(self) -> list[Placeholder]:
@@ -132,12 +134,14 @@ def trace(
     failures: list[tuple[str, Exception]] = []
     for attempt in attempts:
         recorder = Recorder(module) if trail else None
+        checkpoints: list[Checkpoint] = []
         try:
             with (
                 own_kernels(module, references),
-                _tracing(grad, attempt.masks, autocast, recorder) as seen,
+                _tracing(grad, attempt.masks, autocast, recorder, checkpoints) as seen,
             ):
                 result = _without_levels(attempt.run(), fake)
+                result.checkpoints = checkpoints
         except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
             failures.append((attempt.name, error))
             continue
@@ -388,16 +392,20 @@ def _quiet(grad: bool) -> Generator[None, None, None]:
 
 @contextmanager
 def _tracing(
-    grad: bool, masks: bool, autocast: bool, recorder: Recorder | None
+    grad: bool,
+    masks: bool,
+    autocast: bool,
+    recorder: Recorder | None,
+    checkpoints: list[Checkpoint],
 ) -> Generator[list[str], None, None]:
     """Quiet torch, opaque Triton launches, CUDA's autocast; yields a list that collects what
-    differs from eager."""
+    differs from eager. Each call of a checkpoint is added to `checkpoints`."""
     seen: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(_quiet(grad))
         stack.enter_context(opaque_triton())
         stack.enter_context(whole_recurrent_layers())
-        stack.enter_context(_checkpoints_noted(seen))
+        stack.enter_context(noted(checkpoints))
         stack.enter_context(swappable())
         common = "torch.cuda.amp.common.amp_definitely_not_available"
         stack.enter_context(mock.patch(common, return_value=False))
@@ -507,31 +515,6 @@ def _eager_masks(seen: list[str]) -> Generator[None, None, None]:
         mock.patch.object(masking, "is_torchdynamo_exporting", return_value=False),
         mock.patch.object(masking, "is_tracing", return_value=False),
         mock.patch.object(masking, "find_packed_sequence_indices", unpacked),
-    ):
-        yield
-
-
-@contextmanager
-def _checkpoints_noted(seen: list[str]) -> Generator[None, None, None]:
-    """Note every use of activation checkpointing, which tracing does not show."""
-    module = torch.utils.checkpoint
-    note = (
-        "torch.utils.checkpoint is used: the forward pass is captured, "
-        "its recomputation in backward is not"
-    )
-    plain = module._checkpoint_without_reentrant_generator
-
-    def without_reentrant(*args: Any, **kwargs: Any) -> Any:
-        seen.append(note)
-        return plain(*args, **kwargs)
-
-    def apply(function: Any, preserve: Any, *args: Any) -> Any:
-        seen.append(note)
-        return function(*args)
-
-    with (
-        mock.patch.object(module, "_checkpoint_without_reentrant_generator", without_reentrant),
-        mock.patch.object(module.CheckpointFunction, "apply", apply),
     ):
         yield
 

@@ -6,6 +6,9 @@ and what autograd reads in backward is what it saves in eager. A node of backwar
 trace and the module of the forward node that it belongs to (by the sequence number that autograd
 gives to both).
 
+The nodes of a checkpoint of the model run within a checkpoint: backward keeps what eager keeps, and
+computes the rest again.
+
 Where autograd on a CPU takes another way than on CUDA, the forward node is replaced: `dropout` by
 `native_dropout`, `rms_norm` and attention by functions whose backward is CUDA's one kernel.
 """
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +33,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
+from fusion_advisor.frontend.checkpoints import Checkpoint, parts
 from fusion_advisor.frontend.export import Placeholder, Traced
 from fusion_advisor.frontend.recurrent import RECURRENT
 from fusion_advisor.frontend.trained import AS_CUDA_TRAINS
@@ -99,7 +103,9 @@ def joint(traced: Traced, fake: FakeTensorMode, maker: str) -> Joint:
     phases = _Phases()
 
     def step(given: list[Any], tangents: list[torch.Tensor]) -> Any:
-        results = _Forward(traced.module, phases).run(*(given[at] for at in positions))
+        results = _Forward(traced.module, phases, traced.checkpoints).results(
+            [given[at] for at in positions]
+        )
         made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
         roots, incoming, said = _roots(made, tangents, maker)
         found.append(said)
@@ -175,7 +181,7 @@ def _tangents(
 ) -> list[torch.Tensor]:
     """Gradients of the outputs, which arrive from outside where no output is a loss."""
     given = [leaves[at].value for at in positions]
-    results = _Forward(traced.module, None).run(*given)
+    results = _Forward(traced.module).results(given)
     made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
     if not any(map(_trains, made)):
         raise CaptureError(f"nothing that {maker} returns depends on a parameter that is trained")
@@ -224,12 +230,54 @@ class _Phases:
 
 
 class _Forward(torch.fx.Interpreter):
-    """Runs a forward graph as CUDA does, and marks the nodes that it makes."""
+    """Runs a forward graph as CUDA does, each checkpoint of it within one of torch's, and marks the
+    nodes that it makes."""
 
-    def __init__(self, module: torch.fx.GraphModule, phases: _Phases | None) -> None:
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        phases: _Phases | None = None,
+        checkpoints: Sequence[Checkpoint] = (),
+    ) -> None:
         super().__init__(module)
+        self._graph = module.graph
         self._phases = phases
+        self._checkpoints = checkpoints
         self._loss = _loss_nodes(module)
+
+    def results(self, given: Sequence[Any]) -> Any:
+        """Results of the graph for its inputs."""
+        self.args_iter = iter(given)
+        self.env = {}
+        for number, nodes in parts(self._graph):
+            if number is None or not self._checkpoints:
+                for node in nodes:
+                    self.env[node] = self.run_node(node)
+            else:
+                self._run_part(nodes, self._checkpoints[number])
+        return self.env[self._graph.output_node()]
+
+    def _run_part(self, nodes: list[torch.fx.Node], checkpoint: Checkpoint) -> None:
+        """Run the nodes of a checkpoint; a later run of them is backward's."""
+        inside = set(nodes)
+        operands = [*dict.fromkeys(each for n in nodes for each in n.all_input_nodes)]
+        operands = [each for each in operands if each not in inside]
+        results = [each for each in nodes if not inside.issuperset(each.users)]
+        phases, began = self._phases, False
+
+        def part(*given: Any) -> list[Any]:
+            nonlocal began
+            outer, self.env = self.env, dict(zip(operands, given, strict=True))
+            self._phases, began = None if began else phases, True
+            try:
+                for node in nodes:
+                    self.env[node] = self.run_node(node)
+                return [self.env[each] for each in results]
+            finally:
+                self.env, self._phases = outer, phases
+
+        found = checkpoint.run(part, [self.env[each] for each in operands])
+        self.env.update(zip(results, found, strict=True))
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
@@ -239,12 +287,15 @@ class _Forward(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is _AUTOCAST:
-            return type(self)(args[4], self._phases).run(*args[5:])
+            return self._inner(args[4]).results(args[5:])
         if target is _SET_GRAD:
             with torch.set_grad_enabled(args[0]):
-                return type(self)(args[1], self._phases).run(*args[2:])
+                return self._inner(args[1]).results(args[2:])
         run: Any = AS_CUDA_TRAINS.get(target, target)
         return run(*args, **kwargs)
+
+    def _inner(self, module: torch.fx.GraphModule) -> _Forward:
+        return _Forward(module, self._phases, self._checkpoints)
 
 
 def _loss_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:

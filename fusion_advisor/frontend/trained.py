@@ -145,6 +145,20 @@ def dropout(x: Any, p: float, train: bool) -> Any:
     return aten.native_dropout.default(x, p, train)[0]
 
 
+def launched_as(operator: Any, *operands: Any) -> Any:
+    """Operator of ATen that CUDA launches for a function of this file; any other as it is. A mask
+    keeps attention from the flash kernel, and so do wider floats."""
+    if operator is RMS_NORM:
+        return aten._fused_rms_norm.default
+    if operator is not ATTENTION:
+        return operator
+    query, _, _, mask = operands[:4]
+    flash = mask is None and query.dtype in (torch.float16, torch.bfloat16)
+    if flash:
+        return aten._scaled_dot_product_flash_attention.default
+    return aten._scaled_dot_product_efficient_attention.default
+
+
 AS_CUDA_TRAINS: dict[Any, Callable[..., Any]] = {
     aten.dropout.default: dropout,
     aten.rms_norm.default: rms_norm,

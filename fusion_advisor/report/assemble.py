@@ -15,6 +15,7 @@ from fusion_advisor.advice.run import advise, rewritings
 from fusion_advisor.cost.annotate import Annotated, Cost
 from fusion_advisor.cost.dataflow import Dataflow, pass_of, timed
 from fusion_advisor.cost.lifetimes import memory, peak_activation_bytes, saved_tensors
+from fusion_advisor.cost.recomputed import checkpoints
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.cost.totals import least_us
 from fusion_advisor.fusion.decide import Decision
@@ -33,6 +34,7 @@ from fusion_advisor.report.schema import (
     ActionRow,
     AdviceRow,
     CauseRow,
+    CheckpointRow,
     CheckRow,
     DeviceRow,
     GroupRow,
@@ -148,6 +150,7 @@ def assemble(
         not_run=list(graph.not_run),
         faults=list(faults.found),
         saved=_saved(annotated),
+        checkpoints=_checkpoints(annotated),
         memory=memory(annotated, rulebook.workspaces) if _phases(graph) else None,
     )
 
@@ -630,6 +633,22 @@ def _saved(annotated: Annotated) -> list[SavedRow]:
         )
         for each in sorted(found, key=lambda each: -each.bytes)
     ]  # fmt: skip
+
+
+def _checkpoints(annotated: Annotated) -> list[CheckpointRow]:
+    """Checkpoints of the model in a training step."""
+    rows: list[CheckpointRow] = []
+    for each in checkpoints(annotated):
+        costs = [annotated.costs[node.name] for node in each.again]
+        rows.append(
+            CheckpointRow(
+                source=_source(each.first.source) if each.first.source else None,
+                freed_bytes=each.freed_bytes, kept_bytes=each.kept_bytes,
+                launches=sum(cost.launches for cost in costs),
+                again_us=sum(cost.time_us for cost in costs),
+            )
+        )  # fmt: skip
+    return rows
 
 
 def _beside(flow: Dataflow, profile: Profile) -> dict[str, float]:

@@ -430,6 +430,17 @@ class SavedRow(_Row):
     alternative: LeanerWay | None = None
 
 
+class CheckpointRow(_Row):
+    """A checkpoint of the model: the bytes that it frees and those that it keeps for that, and the
+    launches of backward that compute again, with their time."""
+
+    source: SourceRow | None
+    freed_bytes: int
+    kept_bytes: int
+    launches: int
+    again_us: float
+
+
 class TotalsRow(_SumsRow):
     """Totals of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches
     that are never fused stay, the others cost one read of their inputs and one write of the results
@@ -540,6 +551,8 @@ class Report(_Row):
     not_run: list[str] = []
     saved: list[SavedRow] = Field(default=[], exclude_if=_empty)
     """Memory that a training step keeps for backward, the most first."""
+    checkpoints: list[CheckpointRow] = Field(default=[], exclude_if=_empty)
+    """Checkpoints of the model in a training step, in the order of forward."""
     memory: Memory | None = Field(default=None, exclude_if=_empty)
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None

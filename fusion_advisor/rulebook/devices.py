@@ -79,6 +79,12 @@ class DeviceMemory(Table):
     l2: Bytes
 
 
+class PeerLink(Table):
+    """Link to the other GPUs of a host, one way."""
+
+    bandwidth: Bandwidth
+
+
 class Multiprocessor(Table):
     """Capacity of one multiprocessor, and the number of multiprocessors. `threads` and
     `threads_per_block` are evidence: tests compare `warps` with them."""
@@ -266,6 +272,7 @@ class Device(Table):
     multiprocessor: Multiprocessor
     achieved: Achieved
     peaks: Peaks
+    link: PeerLink | None = None
     times: Times
     instructions: Mapping[str, Instructions]
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fusion_advisor.advice import Advice
 from fusion_advisor.advice.run import advise
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.annotate import Annotated, annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.cost.lifetimes import memory, saved_tensors
+from fusion_advisor.cost.recomputed import again, checkpoints
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.frontend.child import capture_loaded
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
@@ -457,6 +460,156 @@ def test_results_of_what_is_kept_anyway_may_be_made_again() -> None:
     assert "of 3 results kept for backward (silu, mul, native_dropout)" in said.message
     assert "kept-results" not in advice(step("attention"))
     assert "kept-results" not in advice(step("no loss")), "the sigmoid is the result"
+
+
+class Checkpointed(nn.Module):
+    """Two blocks, each under a checkpoint of its own, or under none."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.up = nn.ModuleList(nn.Linear(32, 64) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(64, 32) for _ in range(2))
+
+    def block(self, x: Tensor, n: int) -> Tensor:
+        return x + torch.tanh(F.dropout(self.down[n](F.gelu(self.up[n](x))), 0.1))
+
+    def nested(self, x: Tensor, n: int) -> Tensor:
+        return x + checkpoint(lambda y: self.block(y, n), x * 2, use_reentrant=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for n in range(2):
+            if self.how == "none":
+                x = self.block(x, n)
+            elif self.how == "selective":
+                x = checkpoint(self.block, x, n, use_reentrant=False, context_fn=kept_products)
+            elif self.how == "nested":
+                x = checkpoint(self.nested, x, n, use_reentrant=False)
+            else:
+                x = checkpoint(self.block, x, n, use_reentrant=self.how == "reentrant")
+        return x.square().mean()
+
+
+def kept_products() -> Any:
+    return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+
+def step_of(build: Callable[[], nn.Module], x: Tensor, **asked: Any) -> Graph:
+    fake = HostFakeMode()
+    with fake:
+        loaded = Loaded(build().train(), (fake.from_tensor(x),), {}, fake, "model")
+    scenario = Scenario(mode="train", step=True, optimizer="none")
+    return capture_loaded(loaded, replace(scenario, **asked))
+
+
+def again_in(graph: Graph) -> list[str]:
+    """Operators of launches that backward computes again."""
+    costs = annotate(graph, H200).costs
+    return [n.op.split(".")[1] for n in graph.nodes if again(n) and costs[n.name].launches]
+
+
+BLOCK = ["addmm", "gelu", "addmm", "native_dropout", "tanh"]
+"""Launches of a block that backward reads; its last addition is not among them."""
+
+
+@pytest.mark.parametrize(
+    ("how", "launches"),
+    [
+        ("none", []),
+        ("plain", BLOCK * 2),
+        ("reentrant", [*BLOCK, "add"] * 2),
+        ("selective", ["gelu", "native_dropout", "tanh"] * 2),
+        ("nested", ["mul", *BLOCK] * 2),
+    ],
+)
+def test_backward_computes_again_what_a_checkpoint_drops(how: str, launches: list[str]) -> None:
+    """As torch's own checkpoint does it under autograd; a reentrant one runs its part to the
+    end."""
+    graph = step_of(lambda: Checkpointed(how), X)
+    assert again_in(graph) == launches
+    backward = [n for n in graph.nodes if n.kind == "call" and n.phase == "backward"]
+    assert all(node.source for node in backward)
+    assert {n.checkpoint for n in graph.nodes if again(n)} == ({0, 1} if launches else set())
+
+
+def test_a_checkpoint_keeps_its_inputs_for_backward() -> None:
+    def annotated(how: str) -> Annotated:
+        return annotate(step_of(lambda: Checkpointed(how), X), H200)
+
+    def kept(how: str) -> int:
+        return sum(each.bytes for each in saved_tensors(annotated(how)))
+
+    rows = 4 * 16
+    of_both = 2 * rows * 32 * 4
+    assert kept("plain") == of_both, "the second block's input, and what the loss squares"
+    assert kept("selective") == of_both + 2 * rows * (64 + 32) * 4, "and results of products"
+    freed = 2 * rows * (64 + 64 + 32) * 4 + 2 * rows * 32
+    assert kept("none") == of_both + freed, "products, gelu and tanh of each, and dropouts' masks"
+    found = checkpoints(annotated("plain"))
+    assert sum(each.freed_bytes for each in found) == freed
+    assert [each.kept_bytes for each in found] == [0, 0], "products read their operands anyway"
+    selective = checkpoints(annotated("selective"))
+    assert [each.kept_bytes for each in selective] == [rows * 32 * 4] * 2, "what dropout reads"
+
+
+def test_a_checkpoint_is_advised_on_where_it_is_too_coarse_or_frees_nothing() -> None:
+    def whole(rows: int) -> dict[str, Advice]:
+        return advice(step_of(lambda: Checkpointed("plain"), torch.empty(rows, 32)))
+
+    said = whole(65536)["checkpoint"]
+    assert said.saved_us
+    assert "2 checkpoints spare" in said.message
+    assert "create_selective_checkpoint_contexts" in said.message
+    assert "checkpoint" not in advice(step_of(lambda: Checkpointed("selective"), X))
+
+    class Idle(nn.Module):
+        """The checkpoint's part saves its input alone, which is there anyway."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).relu()
+            return checkpoint(self.second, h, use_reentrant=True).square().mean()
+
+    said = advice(step_of(Idle, X))["checkpoint"]
+    assert "1 checkpoint frees no memory" in said.message
+    assert said.saved_us
+
+
+def test_biases_that_are_added_share_the_sum_of_their_gradient() -> None:
+    class Added(nn.Module):
+        def __init__(self, bias: bool) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.first(x) + self.second(x * 2)).exp().mean()
+
+    said = advice(step_of(lambda: Added(True), X))["same-sum"]
+    assert "1 sum of backward" in said.message
+    assert said.saved_us
+    assert "same-sum" not in advice(step_of(lambda: Added(False), X))
+
+
+def test_gradients_of_casts_are_sent_in_the_narrow_float() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.linear(x.bfloat16(), self.first.weight.bfloat16(), self.first.bias.bfloat16())
+            return F.linear(h, self.second.weight.bfloat16()).float().square().mean()
+
+    said = advice(step_of(Cast, X))["wide-gradients"]
+    assert "gradients of 2 parameters" in said.message, "none of what is frozen"
+    assert f"{(32 * 32 + 32) * 2 / 1e9:.3g} GB less each way" in said.message
+    assert said.saved_us is None
+    cast = advice(step_of(Mlp, X, autocast="bfloat16"))["wide-gradients"]
+    assert "gradients of 4 parameters" in cast.message
+    assert "wide-gradients" not in advice(step_of(Mlp, X))
 
 
 def test_logits_for_a_loss_alone_are_advised_on() -> None:

@@ -326,6 +326,19 @@ def phases(report: Report) -> list[tuple[str, str]]:
         total = size(sum(each.bytes for each in saved))
         largest = f"the largest {size(most.bytes)}{where}"
         rows.append(("saved", f"{total} for backward in {len(saved)} tensors, {largest}"))
+    if found := report.checkpoints:
+        freed, kept = (
+            sum(each.freed_bytes for each in found),
+            sum(each.kept_bytes for each in found),
+        )
+        again = sum(each.again_us for each in found)
+        rows.append(
+            (
+                "checkpoint",
+                f"{size(kept)} kept in place of {size(freed)} at {len(found)} places; backward"
+                f" computes {time(again)} again",
+            )
+        )
     if held := report.memory:
         parts = ", ".join(f"{size(count)} {use}" for use, count in [*held.parts.items()][:_NAMED])
         rows.append(("memory", f"{size(held.peak_bytes)} at {held.at}: {parts}"))
