@@ -14,10 +14,11 @@ def find(model: Model) -> Iterator[Advice]:
     """One for each 16-bit float that trained float32 parameters are cast to, by one cast that is
     all that reads them: its backward widens the gradient, which is then of that float's values."""
     flow = model.flow
+    trained = frozenset(flow.annotated.graph.trained if model.training else ())
     sums = {
         number: flow.annotated.tensors[Ref(node.name)]
         for number, node in enumerate(flow.nodes)
-        if model.training and node.trained and node.out.dtype == "float32"
+        if node.kind == "parameter" and node.name in trained and node.out.dtype == "float32"
     }
     casts: dict[int, str] = {}
     for number in sums:
@@ -26,11 +27,11 @@ def find(model: Model) -> Iterator[Advice]:
         made = [flow.nodes[i] for i in ahead]
         if len(made) == 1 and made[0].op == "aten._to_copy.default":
             casts[number] = made[0].out.dtype
-    trained = sum(t.bytes for t in sums.values())
+    whole = sum(t.bytes for t in sums.values())
     share = model.rulebook.advice_kind(CODE).number("share").value
     for dtype, numbers in by(casts, lambda i: casts[i]).items():
         wide = sum(sums[i].bytes for i in numbers)
-        if not dtype.endswith("float16") or wide < share * trained:
+        if not dtype.endswith("float16") or wide < share * whole:
             continue
         less = wide - wide // 2
         link = flow.annotated.device.link
@@ -43,6 +44,6 @@ def find(model: Model) -> Iterator[Advice]:
             f" MixedPrecisionPolicy(reduce_dtype=torch.{dtype})",
             None,
             model.sources(i for n in numbers for i in flow.uses(Ref(flow.nodes[n].name)) if i >= 0),
-            (f"{wide / 1e6:.1f} MB of {trained / 1e6:.1f} MB of float32 gradients",),
+            (f"{wide / 1e6:.1f} MB of {whole / 1e6:.1f} MB of float32 gradients",),
             mark(CODE, dtype),
         )

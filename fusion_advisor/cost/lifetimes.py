@@ -5,10 +5,11 @@ Memory is that of storages, each up to its last element. A tensor that exists be
 (parameter, buffer, state of an optimizer, input) lives all the time. Another lives from the launch
 that makes it to the last that reads it, through whatever view, and what the graph returns to the
 end. What autograd hands to one of its functions, saved tensors and gradients, lives until the last
-launch of that function. Beside tensors there are the workspaces that PyTorch keeps for cuBLAS from
-the first step on, one for each thread that launches products (forward's, and autograd's for
-backward), and what a launch takes for itself while it runs. The allocator's rounding, the
-workspaces of cuDNN and the CUDA context are not counted.
+launch of that function; what the function makes for itself, until it has made a tensor that others
+read, as the parts of a C++ expression do. Beside tensors there are the workspaces that PyTorch
+keeps for cuBLAS from the first step on, one for each thread that launches products (forward's, and
+autograd's for backward), and what a launch takes for itself while it runs. The allocator's
+rounding, the workspaces of cuDNN and the CUDA context are not counted.
 """
 
 from __future__ import annotations
@@ -85,13 +86,18 @@ def lifetimes(graph: Graph) -> dict[int, Lifetime]:
                 last[storage] = step
                 sizes[storage] = max(sizes.get(storage, 0), _extent(tensor))
     ends = _function_ends(graph.nodes)
+    made: dict[int, list[int]] = {}  # by each function, in order, and read by others
+    returned = {storage_of[ref] for ref in graph.outputs if ref in storage_of}
+    for storage, step in first.items():
+        if storage in returned or last[storage] > ends[step][1]:
+            made.setdefault(ends[step][1], []).append(step)
     for storage, step in last.items():
         begin, end = ends[step]
         if first[storage] < begin:
             last[storage] = end
-    for ref in graph.outputs:
-        if ref in storage_of:
-            last[storage_of[ref]] = len(graph.nodes)
+        else:
+            last[storage] = next((at for at in made.get(end, ()) if at >= step), step)
+    last.update(dict.fromkeys(returned, len(graph.nodes)))
     return {
         storage: Lifetime(0, len(graph.nodes), size, True)
         if graph.nodes[first[storage]].kind != "call"

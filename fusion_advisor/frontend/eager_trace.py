@@ -104,8 +104,7 @@ class EagerTrace:
         """Adds a tensor that is there before the graph runs; `storage` when it shares memory."""
         name = self._unique(name)
         layout = replace(describe(example), storage=self._storage() if storage < 0 else storage)
-        trained = kind == "parameter" and example.requires_grad
-        self.nodes.append(Node(name, kind, kind, outputs=(layout,), phase=phase, trained=trained))
+        self.nodes.append(Node(name, kind, kind, outputs=(layout,), phase=phase))
         return TracedValue(layout, Ref(name))
 
     def values_of(self, refs: Iterable[Ref]) -> dict[Ref, TracedValue]:
@@ -268,7 +267,7 @@ class EagerTrace:
             stack.enter_context(self._fake)
             stack.enter_context(torch.no_grad())
             fakes = {ref: _fake_tensor(value) for ref, value in operands.items()}
-            stack.enter_context(_autocast(autocast))
+            stack.enter_context(cuda_autocast(autocast))
             recorder = _Recorder(list(fakes.values()))
             try:
                 with recorder:
@@ -397,7 +396,7 @@ class _Recorder(TorchDispatchMode):
         key = composite_key(func)
         if key is not None and (parts := self._in_parts(func, key, args, kwargs)):
             return parts[0]
-        result = _on_cuda(func, args, kwargs)
+        result = on_cuda(func, args, kwargs)
         if func is aten.convolution.default:
             result = _as_cudnn_lays_out(result, args[0], args[1])
         if _qualified(func) in _IGNORED or (
@@ -510,7 +509,7 @@ class _DeviceRecorder(_Recorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _on_cuda(func: Any, args: Any, kwargs: Any) -> Any:
+def on_cuda(func: Any, args: Any, kwargs: Any) -> Any:
     """Result of an operator for fake CUDA tensors; where a build for CPUs cannot say it, the result
     for fake CPU tensors laid out alike, on CUDA."""
 
@@ -677,7 +676,7 @@ def _short(op: str) -> str:
 
 
 @contextmanager
-def _autocast(dtype: torch.dtype | None) -> Generator[None, None, None]:
+def cuda_autocast(dtype: torch.dtype | None) -> Generator[None, None, None]:
     """CUDA autocast without a GPU: `torch.autocast` switches itself off where there is none."""
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", dtype is not None)

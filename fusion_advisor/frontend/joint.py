@@ -33,6 +33,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
+from fusion_advisor.frontend.autocast import Autocast
 from fusion_advisor.frontend.checkpoints import Checkpoint, parts
 from fusion_advisor.frontend.export import Placeholder, Traced
 from fusion_advisor.frontend.recurrent import RECURRENT
@@ -43,6 +44,7 @@ from fusion_advisor.support.errors import CaptureError
 aten = torch.ops.aten
 
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_ASSERT_METADATA = aten._assert_tensor_metadata.default
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _LOSS = "fusion_advisor_loss"
 _SUM_OF_GRADIENTS = fx_traceback.GRADIENT_ACC_SPECIAL_STACK
@@ -94,16 +96,19 @@ def followed_by(
         del module.forward
 
 
-def joint(traced: Traced, fake: FakeTensorMode, maker: str) -> Joint:
-    """Joint graph of a forward graph, whose outputs the `maker` returns. Raises CaptureError, which
-    says why there is none."""
+def joint(
+    traced: Traced, fake: FakeTensorMode, maker: str, autocast: torch.dtype | None = None
+) -> Joint:
+    """Joint graph of a forward graph, whose outputs the `maker` returns; forward runs under
+    `autocast`, backward behind it. Raises CaptureError, which says why there is none."""
     _refuse(traced)
     leaves, positions = _leaves(traced, fake)
     found: list[str] = []
     phases = _Phases()
+    casts = Autocast(autocast)
 
     def step(given: list[Any], tangents: list[torch.Tensor]) -> Any:
-        results = _Forward(traced.module, phases, traced.checkpoints).results(
+        results = _Forward(traced.module, casts.afresh(), phases, traced.checkpoints).results(
             [given[at] for at in positions]
         )
         made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
@@ -116,7 +121,7 @@ def joint(traced: Traced, fake: FakeTensorMode, maker: str) -> Joint:
         return made, gradients
 
     with _under_autograd(fake):
-        tangents = _tangents(traced, leaves, positions, maker)
+        tangents = _tangents(traced, leaves, positions, casts, maker)
         graph = make_fx(step, record_stack_traces=True, _allow_non_fake_inputs=True)(
             [each.value for each in leaves], tangents
         )
@@ -142,8 +147,6 @@ def _refuse(traced: Traced) -> None:
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if node.target in RECURRENT:
                 raise CaptureError(f"the backward of {node.target} is cuDNN's, which is not here")
-            if node.target is _AUTOCAST and node.args[2]:
-                raise CaptureError("the model casts by torch.autocast, whose backward needs a GPU")
             if node.op == "call_function" and str(node.target).startswith("fusion_advisor"):
                 raise CaptureError(f"{node.target} has no backward")
 
@@ -177,11 +180,15 @@ def _trains(value: Any) -> bool:
 
 
 def _tangents(
-    traced: Traced, leaves: list[Placeholder], positions: list[int], maker: str
+    traced: Traced,
+    leaves: list[Placeholder],
+    positions: list[int],
+    casts: Autocast,
+    maker: str,
 ) -> list[torch.Tensor]:
     """Gradients of the outputs, which arrive from outside where no output is a loss."""
     given = [leaves[at].value for at in positions]
-    results = _Forward(traced.module).results(given)
+    results = _Forward(traced.module, casts.afresh()).results(given)
     made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
     if not any(map(_trains, made)):
         raise CaptureError(f"nothing that {maker} returns depends on a parameter that is trained")
@@ -236,11 +243,13 @@ class _Forward(torch.fx.Interpreter):
     def __init__(
         self,
         module: torch.fx.GraphModule,
+        casts: Autocast,
         phases: _Phases | None = None,
         checkpoints: Sequence[Checkpoint] = (),
     ) -> None:
         super().__init__(module)
         self._graph = module.graph
+        self._casts = casts
         self._phases = phases
         self._checkpoints = checkpoints
         self._loss = _loss_nodes(module)
@@ -263,18 +272,20 @@ class _Forward(torch.fx.Interpreter):
         operands = [*dict.fromkeys(each for n in nodes for each in n.all_input_nodes)]
         operands = [each for each in operands if each not in inside]
         results = [each for each in nodes if not inside.issuperset(each.users)]
-        phases, began = self._phases, False
+        phases, casts, began = self._phases, self._casts, False
 
         def part(*given: Any) -> list[Any]:
             nonlocal began
             outer, self.env = self.env, dict(zip(operands, given, strict=True))
-            self._phases, began = None if began else phases, True
+            if began:
+                self._phases, self._casts = None, casts.afresh()
+            began = True
             try:
                 for node in nodes:
                     self.env[node] = self.run_node(node)
                 return [self.env[each] for each in results]
             finally:
-                self.env, self._phases = outer, phases
+                self.env, self._phases, self._casts = outer, phases, casts
 
         found = checkpoint.run(part, [self.env[each] for each in operands])
         self.env.update(zip(results, found, strict=True))
@@ -287,15 +298,21 @@ class _Forward(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is _AUTOCAST:
-            return self._inner(args[4]).results(args[5:])
+            return self._inner(args[4], _of_block(*args[1:3])).results(args[5:])
         if target is _SET_GRAD:
             with torch.set_grad_enabled(args[0]):
-                return self._inner(args[1]).results(args[2:])
-        run: Any = AS_CUDA_TRAINS.get(target, target)
-        return run(*args, **kwargs)
+                return self._inner(args[1], self._casts.dtype).results(args[2:])
+        if target is _ASSERT_METADATA:  # of the trace, which saw no casts of autocast
+            return None
+        return self._casts.call(target, args, kwargs, AS_CUDA_TRAINS)
 
-    def _inner(self, module: torch.fx.GraphModule) -> _Forward:
-        return _Forward(module, self._phases, self._checkpoints)
+    def _inner(self, module: torch.fx.GraphModule, autocast: torch.dtype | None) -> _Forward:
+        return _Forward(module, self._casts.inside(autocast), self._phases, self._checkpoints)
+
+
+def _of_block(dtype: torch.dtype | None, enabled: bool) -> torch.dtype | None:
+    """Dtype of a block of `torch.autocast`; None where it switches autocast off."""
+    return (dtype or torch.get_autocast_dtype("cuda")) if enabled else None
 
 
 def _loss_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:

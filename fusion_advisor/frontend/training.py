@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from fusion_advisor.frontend.eager_trace import EagerTrace
 from fusion_advisor.frontend.export import Traced, launch
 from fusion_advisor.frontend.joint import first_line, joint
@@ -31,12 +33,10 @@ def captured_step(
 ) -> Launched | None:
     """Records of the step that follows a forward graph, with what the step returns; None where
     there are none. What was assumed, or why there are none, is added to `assumed`."""
-    if scenario.autocast:
-        assumed.append(f"{_ALONE}: autocast casts backward as only a GPU shows")
-        return None
     try:
         maker = "loss() of the model's file" if loaded.loss else "the model"
-        found = joint(traced, loaded.fake, maker)
+        autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
+        found = joint(traced, loaded.fake, maker, autocast)
         launcher = EagerTrace()
         outputs = launch(found.traced, launcher)
     except Exception as error:  # noqa: BLE001 whatever autograd or a tracer raises

@@ -110,6 +110,11 @@ class HostFakeMode(FakeTensorMode):
             and not self.is_our_fake(t)
         )
 
+    def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in _FACTORIES:  # modes that remember no constant share the cache
+            return self._dispatch_impl(func, types, args, kwargs)
+        return super()._cached_dispatch_impl(func, types, args, kwargs)
+
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = super()._dispatch_impl(func, types, args, kwargs)
         if func in _FACTORIES and _small_constant(result, args, kwargs):

@@ -190,8 +190,6 @@ class Node:
     phase: Phase = "forward"
     backward_of: str = ""
     """`fx` of the forward node that a launch of backward belongs to."""
-    trained: bool = False
-    """Whether a parameter has a gradient."""
     checkpoint: int | None = None
     """Number of the model's checkpoint that the node lies in; of backward: that it computes
     again for."""

@@ -23,7 +23,7 @@ from fusion_advisor.cost.times import time_model
 from fusion_advisor.frontend.child import capture_loaded
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.fusion.findings import FusedGraph, fuse
-from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Optimizer, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
@@ -240,6 +240,32 @@ def test_memory_is_what_lives_at_each_node() -> None:
     assert a100.parts["workspaces of cuBLAS"] == 2 * 8.125 * 2**20
 
 
+def test_parts_of_an_expression_of_autograd_live_until_it_is_whole() -> None:
+    """Autograd's formula of a square multiplies the gradient with two times the power of one: the
+    power is alive while the product is made (seen on an H200)."""
+
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1024, 256))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale).square().mean()
+
+    graph = step_of(Square, torch.randn(1024, 256))
+    curve = {
+        each.node: each.bytes for each in memory(annotate(graph, H200), RULES.workspaces).curve
+    }
+    made = [n for n in graph.nodes if n.backward_of == "pow_1"]
+    assert [n.op for n in made] == [
+        "aten.pow.Tensor_Scalar", "aten.mul.Scalar", "aten.mul.Tensor",
+    ]  # fmt: skip
+    size = 1024 * 256 * 4
+    assert curve[made[2].name] - curve[made[1].name] == size
+    # x, scale, x * scale, the gradient of the mean, and the formula's three
+    assert curve[made[2].name] == pytest.approx(7 * size, abs=64)
+
+
 def test_memory_has_what_the_model_holds_and_does_not_read() -> None:
     class Partly(Mlp):
         def __init__(self) -> None:
@@ -396,10 +422,65 @@ def test_where_there_is_no_joint_graph_the_first_line_says_why() -> None:
     assert {node.phase for node in graph.nodes} == {"forward"}
 
 
-def test_autocast_is_the_forward_pass_alone() -> None:
-    asked = Scenario(mode="train", step=True, autocast="bfloat16")
-    graph = capture_loaded(faked("mlp"), asked)
-    assert graph.assumed[0].startswith("forward pass alone, no backward: autocast")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "biased"])
+def test_autocast_casts_in_a_step_as_in_a_forward_pass(name: str, dtype: str) -> None:
+    """The forward pass alone is run on fake CUDA tensors under torch's own autocast."""
+
+    def casts(graph: Graph) -> list[tuple[str, str]]:
+        calls = (node for node in graph.nodes if node.kind == "call")
+        own = (node for node in calls if node.phase in ("forward", "loss"))
+        return sorted((node.op, node.out.dtype) for node in own if "detach" not in node.op)
+
+    asked = Scenario(mode="train", step=True, optimizer="none", autocast=dtype)
+    graph = capture_loaded(faked(name), asked)
+    assert "whole training step" in graph.assumed[0]
+    assert casts(graph) == casts(capture_loaded(faked(name), replace(asked, step=False)))
+    gradients = [node.out.dtype for node in graph.nodes if Ref(node.name) in graph.outputs]
+    assert "float32" in gradients
+
+
+class Recurrent(nn.Module):
+    """One weight in each of three steps, in a block of autocast; one that is outside of it."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.kept = kept
+        self.each, self.last = nn.Linear(32, 32), nn.Linear(32, 32, bias=False)
+
+    def steps(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.each(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            x = self.steps(x) if self.kept else checkpoint(self.steps, x, use_reentrant=False)
+            with torch.autocast("cuda", enabled=False):
+                x = self.last(x.float())
+            return F.cross_entropy(x.flatten(0, 1).bfloat16(), torch.zeros(64, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_autocast_casts_a_parameter_once_and_again_for_a_checkpoint(kept: bool) -> None:
+    graph = step_of(lambda: Recurrent(kept), X)
+    assert "whole training step" in graph.assumed[0]
+    casts = [node for node in graph.nodes if node.op == "aten._to_copy.default"]
+    for name in ("each_weight", "each_bias"):
+        of = [node for node in casts if Ref(name) in node.refs()]
+        assert [(node.phase, node.out.dtype) for node in of] == [
+            ("forward", "bfloat16"), *[("backward", "bfloat16")] * (not kept),
+        ]  # fmt: skip
+        shape = next(node.out.shape for node in graph.nodes if node.name == name)
+        sums = [n for n in graph.nodes if n.op == "aten.add.Tensor" and n.out.shape == shape]
+        assert {node.out.dtype for node in sums} == {"bfloat16"}, "before it is widened"
+    products = [
+        n.out.dtype for n in graph.nodes if n.op == "aten.mm.default" and n.phase != "backward"
+    ]
+    assert products == ["float32"], "the block without autocast"
+    loss = {n.op.split(".")[1]: n.out.dtype for n in graph.nodes if n.phase == "loss"}
+    assert loss["_log_softmax"] == "bfloat16", "it is told its dtype, which autocast leaves"
+    assert loss["nll_loss_forward"] == "float32"
 
 
 def test_train_mode_without_gradients_has_no_backward() -> None:
