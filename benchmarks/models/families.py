@@ -2,17 +2,17 @@
 writes a table.
 
     python -m benchmarks.models.families --seed HEX [--count 10] [--verify] [--measure] [--kernels]
-        [--out DIR]
+        [--autocast DTYPE] [--out DIR]
 
 Model types are drawn by the seed, the first eight digits of the commit that is measured, as
 `benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 with
-their own dropout. A step is `model(**given).loss.backward()` without an optimizer, whose result
-lives as long as the step. With `--verify` each kernel is checked on the interpreter; a column says
-how many of them pass. With `--kernels` they are written to DIR/kernels.jsonl, for
-`benchmarks.kernelbench.check` on a GPU. `back` is the share of backward time on lines of
-the user; the peak is what the analysis predicts that eager holds. With `--measure` eager's step
-runs here: `held` is the peak of its second step, `idle` what is still allocated when the model is
-gone, which are workspaces of libraries.
+their own dropout; with `--autocast` in float32, a step under autocast. A step is
+`model(**given).loss.backward()` without an optimizer, whose result lives as long as the step. With
+`--verify` each kernel is checked on the interpreter; a column says how many of them pass. With
+`--kernels` they are written to DIR/kernels.jsonl, for `benchmarks.kernelbench.check` on a GPU.
+`back` is the share of backward time on lines of the user; the peak is what the analysis predicts
+that eager holds. With `--measure` eager's step runs here: `held` is the peak of its second step,
+`idle` what is still allocated when the model is gone, which are workspaces of libraries.
 """
 # transformers is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -49,9 +50,8 @@ from .dry import LAYERS, config_of, drawn, size_of
 SIZES = {"text": (8, 1024), "images": (64, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
 _DEVICE = "h200"
-_SCENARIO = Scenario(mode="train", dtype="bfloat16", step=True, optimizer="none")
 _STEP = (
-    *("--mode", "train", "--optimizer", "none", "--dtype", "bfloat16", "--device", _DEVICE),
+    *("--mode", "train", "--optimizer", "none", "--device", _DEVICE),
     *("--no-compile", "--no-cache", "--memory", "24"),
 )
 
@@ -63,6 +63,7 @@ class Row:
     kind: str
     task: str
     seed: str
+    autocast: str = ""
     predicted: int = 0
     held: int = 0
     idle: int = 0
@@ -77,6 +78,11 @@ class Row:
     said: str = ""
     failure: str = ""
 
+    @property
+    def dtype(self) -> str:
+        """Dtype that the model is built in."""
+        return "float32" if self.autocast else "bfloat16"
+
 
 # -- what the analysis says ------------------------------------------------------------------------
 
@@ -88,6 +94,8 @@ def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "fusion_advisor", "analyze"]
         command += [_named(row, settings, folder), *_STEP, "--batch", str(batch)]
+        command += ["--dtype", row.dtype]
+        command += ["--autocast", row.autocast] if row.autocast else []
         command += ["--seq", str(tokens)] if tokens else []
         command += ["--json", str(report), *([] if verify else ["--no-verify"])]
         done = _ran(command, seconds)
@@ -117,6 +125,11 @@ def call_of(row: Row) -> tuple[Any, int, int | None]:
     """Configuration of the row's model, and the batch and tokens of its call."""
     settings = config_of(row.kind, LAYERS)
     return (settings, *size_of(settings, row.task, SIZES))
+
+
+def _scenario(row: Row, batch: int, tokens: int | None) -> Scenario:
+    step = Scenario(mode="train", dtype=row.dtype, step=True, optimizer="none")
+    return replace(step, autocast=row.autocast or None, batch=batch, seq=tokens)
 
 
 def _named(row: Row, settings: Any, folder: str) -> str:
@@ -155,7 +168,7 @@ def _short(lines: Sequence[str]) -> str:
 def emitted(row: Row) -> list[tuple[str, str]]:
     """The kernels of the row's step as JSON, each with the model type."""
     settings, batch, tokens = call_of(row)
-    scenario = replace(_SCENARIO, batch=batch, seq=tokens)
+    scenario = _scenario(row, batch, tokens)
     with tempfile.TemporaryDirectory() as folder:
         found = found_in(_named(row, settings, folder), scenario, _DEVICE)
     return [(row.kind, kernel) for kernel in kernels_of(*found)]
@@ -168,6 +181,7 @@ def measured(row: Row, seconds: float) -> Row:
     """The row with what eager's step holds in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.models.families", "--seed", row.seed]
     command += ["--one", row.kind, row.task]
+    command += ["--autocast", row.autocast] if row.autocast else []
     done = _ran(command, seconds)
     if done is None:
         row.failure = f"eager: no answer within {seconds:g} s"
@@ -181,17 +195,19 @@ def measured(row: Row, seconds: float) -> Row:
 def held(row: Row) -> tuple[int, int]:
     """Bytes that eager's second step holds at its peak, and those that outlive the model."""
     settings, batch, tokens = call_of(row)
-    settings.dtype = torch.bfloat16
-    scenario = replace(_SCENARIO, batch=batch, seq=tokens)
+    settings.dtype = getattr(torch, row.dtype)
+    scenario = _scenario(row, batch, tokens)
     auto = getattr(transformers, f"AutoModelFor{row.task}")
     with torch.device("cuda"):
         model, given = built(auto, settings, scenario, [])
     model.train()
+    dtype = getattr(torch, row.autocast) if row.autocast else None
     for _ in range(2):
         model.zero_grad(set_to_none=True)
         gc.collect()
         torch.cuda.reset_peak_memory_stats()
-        result = model(**given)
+        with torch.autocast("cuda", dtype) if dtype else nullcontext():
+            result = model(**given)
         result.loss.backward()
         torch.cuda.synchronize()
         del result
@@ -205,10 +221,10 @@ def held(row: Row) -> tuple[int, int]:
 
 
 def run(
-    seed: str, count: int, *, seconds: float, jobs: int, verify: bool, measure: bool
+    seed: str, count: int, *, autocast: str, seconds: float, jobs: int, verify: bool, measure: bool
 ) -> Iterator[Row]:
     """Yield rows of the first model types of a seed."""
-    rows = [Row(kind, task, seed) for kind, task in drawn(seed)[:count]]
+    rows = [Row(kind, task, seed, autocast) for kind, task in drawn(seed)[:count]]
     for row in rows if measure else ():
         measured(row, seconds)
     rows, failed = [r for r in rows if not r.failure], [r for r in rows if r.failure]
@@ -249,6 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", required=True)
     parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--autocast", default="", choices=("", "bfloat16", "float16"))
     parser.add_argument("--seconds", type=float, default=240.0, help="for one type")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, default=Path())
@@ -258,13 +275,13 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("KIND", "TASK"), help="what eager holds of it")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(held(Row(*options.one, options.seed))))
+        print(json.dumps(held(Row(*options.one, options.seed, options.autocast))))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for row in run(
-        options.seed, options.count, seconds=options.seconds, jobs=options.jobs,
-        verify=options.verify, measure=options.measure,
+        options.seed, options.count, autocast=options.autocast, seconds=options.seconds,
+        jobs=options.jobs, verify=options.verify, measure=options.measure,
     ):  # fmt: skip
         print(json_lines([row]), end="", flush=True)
         rows.append(row)
