@@ -1,10 +1,9 @@
-"""Casts of CUDA's autocast, on a machine without CUDA, in a form that autograd can follow.
+"""CUDA's autocast on a machine without CUDA: a CPU's casts as CUDA's would.
 
-What autocast does to a call is read from torch itself: the call runs on fake CUDA tensors with
-autocast on. What it casts before its first launch are autocast's casts; without autocast the call
-has to launch the same on operands that are cast so, by the dtype that autocast gives it. An
-operator that autocast looks into (`cross_entropy`, of which it casts the softmax's operand) is
-taken apart into the calls that it makes.
+While `Casts.on_cpu` is active, autocast of a CPU has CUDA's operators and no others. What CUDA's
+autocast does to a call is read from torch itself: the call runs on fake CUDA tensors with autocast
+on. What it casts before its first launch are autocast's casts; without autocast the call has to
+launch the same on operands that are cast so, by the dtype that autocast gives it.
 """
 # torch is untyped here.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,96 +12,146 @@ taken apart into the calls that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fusion_advisor.frontend.eager_trace import cuda_autocast, on_cuda
+from fusion_advisor.frontend.eager_trace import autocast_of, on_cuda
 from fusion_advisor.frontend.expansions import hint
 from fusion_advisor.support.errors import CaptureError
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _TO_COPY = torch.ops.aten._to_copy.default
 
 
 @dataclass(frozen=True)
 class _Form:
     """Call of an operator as autocast makes it: the dtype of each operand that is cast, by its
-    position among the leaves, and that of the result where the operator is told it; or the graph of
-    the calls that it is taken apart into."""
+    position among the leaves, and that of the result where the operator is told it."""
 
     casts: Mapping[int, torch.dtype]
     result: torch.dtype | None = None
-    parts: torch.fx.GraphModule | None = None
 
 
 @dataclass
-class Autocast:
-    """Autocast of a part of a graph; None: it is off. A parameter is cast once and kept, as CUDA's
-    autocast keeps it, until the part ends."""
+class Casts:
+    """Casts of a run. A parameter is cast once and kept, as autocast keeps it until it is left."""
 
-    dtype: torch.dtype | None
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict[int, tuple[torch.Tensor, torch.Tensor]]
     )
     _forms: dict[Any, _Form] = field(default_factory=dict[Any, _Form])
 
-    def inside(self, dtype: torch.dtype | None) -> Autocast:
-        """Autocast of a part within this one, which keeps casts together with it."""
-        return Autocast(dtype, self.kept, self._forms)
+    @contextmanager
+    def on_cpu(self) -> Generator[None, None, None]:
+        """While active, autocast of a CPU casts as CUDA's does."""
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel of a CPU gives way
+            for name, operator in _operators().items():
+                kernel = self._kernel(operator) if operator else torch.library.fallthrough_kernel
+                library.impl(name, kernel, "AutocastCPU")
+        try:
+            yield
+        finally:
+            library._destroy()
 
-    def afresh(self) -> Autocast:
-        """The same with no cast kept."""
-        return Autocast(self.dtype, {}, self._forms)
+    @contextmanager
+    def block(self, dtype: torch.dtype | None, *, enabled: bool) -> Generator[None, None, None]:
+        """While active, autocast is on, in a dtype (None: CUDA's default), or off."""
+        outermost = not torch.is_autocast_enabled("cpu")
+        dtype = dtype or torch.get_autocast_dtype("cuda")
+        with autocast_of("cpu", dtype if enabled else None):
+            yield
+        if outermost:
+            self.kept.clear()
 
-    def call(self, target: Any, args: Any, kwargs: Any, runs: Mapping[Any, Any]) -> Any:
-        """Result of a call on operands that are cast as autocast casts them; `runs` has what is
-        called in place of an operator."""
-        if self.dtype is None or not isinstance(target, torch._ops.OpOverload):
-            return runs.get(target, target)(*args, **kwargs)
+    @contextmanager
+    def afresh(self) -> Generator[None, None, None]:
+        """While active, no cast from before is known."""
+        before, self.kept = self.kept, {}
+        try:
+            yield
+        finally:
+            self.kept = before
+
+    def cast(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Arguments of a call, cast as the autocast that is on casts them."""
+        name = str(getattr(target, "_name", "")).removeprefix("aten::")
+        if not torch.is_autocast_enabled("cpu") or not _operators().get(name):
+            return args, kwargs
+        wanted = torch.get_autocast_dtype("cpu")
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = target, self.dtype, spec, *map(_frozen, leaves)
+        key = target, wanted, spec, *map(_frozen, leaves)
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = _form(target, leaves, spec, self.dtype)
-        if form.parts is not None:
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return _Parts(form.parts, self, runs).run(*tensors)
+            form = self._forms[key] = _form(target, leaves, spec, wanted)
         for at, dtype in form.casts.items():
-            leaves[at] = self._cast(leaves[at], dtype)
+            leaves[at] = self._cast(leaves[at], dtype, wanted)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        more = {} if form.result is None else {"dtype": form.result}
-        return runs.get(target, target)(*args, **kwargs, **more)
+        return args, kwargs if form.result is None else {**kwargs, "dtype": form.result}
 
-    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, narrow: torch.dtype) -> torch.Tensor:
         leaf = tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
-        if not leaf or tensor._is_view() or dtype != self.dtype:
+        if not leaf or tensor._is_view() or dtype != narrow:
             return tensor.to(dtype)
         known = self.kept.get(id(tensor))
         if known is None:
             known = self.kept[id(tensor)] = tensor, tensor.to(dtype)
         return known[1]
 
+    def _kernel(self, operator: Any) -> Callable[..., Any]:
+        def cast_and_call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.cast(operator, args, kwargs)
+            with torch._C._ExcludeDispatchKeyGuard(_ON_CPU):
+                return operator(*args, **kwargs)
 
-class _Parts(torch.fx.Interpreter):
-    """Runs the calls that an operator is taken apart into."""
+        return cast_and_call
 
-    def __init__(
-        self, module: torch.fx.GraphModule, autocast: Autocast, runs: Mapping[Any, Any]
-    ) -> None:
-        super().__init__(module)
-        self._autocast, self._runs = autocast, runs
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return self._autocast.call(target, args, kwargs, self._runs)
+@contextmanager
+def blocks_on_cpu() -> Generator[None, None, None]:
+    """While active, a block of CUDA's autocast is one of a CPU's, too."""
+
+    def both(plain: Callable[..., None]) -> Callable[..., None]:
+        def switched(device: Any, *value: Any) -> None:
+            plain(device, *value)
+            if device == "cuda":
+                plain("cpu", *value)
+
+        return switched
+
+    with ExitStack() as stack:
+        for name in ("set_autocast_enabled", "set_autocast_dtype"):
+            stack.enter_context(mock.patch.object(torch, name, both(getattr(torch, name))))
+        yield
+
+
+@functools.cache
+def _operators() -> dict[str, Any]:
+    """Operators of ATen that CUDA's autocast knows, by name; None for those of a CPU's alone."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found: dict[str, Any] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::"):
+            continue
+        own = name.removeprefix("aten::")
+        base, _, overload = own.partition(".")
+        if has(name, "AutocastCUDA"):
+            found[own] = getattr(getattr(torch.ops.aten, base), overload or "default")
+        elif has(name, "AutocastCPU"):
+            found[own] = None
+    return found
 
 
 def _frozen(leaf: Any) -> Any:
@@ -133,8 +182,6 @@ class _Launched(TorchDispatchMode):
 
 def _form(target: Any, leaves: Sequence[Any], spec: Any, dtype: torch.dtype) -> _Form:
     """Form of a call under autocast. Raises CaptureError where none launches what autocast does."""
-    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        return _Form({})
     wanted, results = _run(target, leaves, spec, dtype, _Form({}))
     before = zip(wanted.cast, wanted.calls, strict=True)
     first = list(takewhile(lambda each: each[0] is not None, before))
@@ -148,25 +195,7 @@ def _form(target: Any, leaves: Sequence[Any], spec: Any, dtype: torch.dtype) -> 
                 continue
             if found.calls == wanted.calls[count:] and same == results:
                 return form
-    if target.has_kernel_for_dispatch_key(_COMPOSITE):
-        return _Form({}, parts=_parts(target, leaves, spec))
     raise CaptureError(f"what autocast makes of {target} is not known")
-
-
-def _parts(target: Any, leaves: Sequence[Any], spec: Any) -> torch.fx.GraphModule:
-    """Graph of the calls that an operator makes, its tensors as inputs."""
-
-    def whole(*tensors: torch.Tensor) -> Any:
-        given = iter(tensors)
-        filled = [next(given) if isinstance(each, torch.Tensor) else each for each in leaves]
-        args, kwargs = pytree.tree_unflatten(filled, spec)
-        return target(*args, **kwargs)
-
-    with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        twins = [_twin(leaf, None, "cpu") for leaf in leaves]
-        tensors = [each for each in twins if isinstance(each, torch.Tensor)]
-        apart = {target: partial(target._op_dk, _COMPOSITE)}
-        return make_fx(whole, decomposition_table=apart, pre_dispatch=True)(*tensors)
 
 
 def _run(
@@ -174,23 +203,23 @@ def _run(
 ) -> tuple[_Launched, list[torch.dtype]]:
     """Launches of a call on fake CUDA tensors, and the dtypes of its results."""
     with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        twins = [_twin(leaf, form.casts.get(at), "cuda") for at, leaf in enumerate(leaves)]
+        twins = [_twin(leaf, form.casts.get(at)) for at, leaf in enumerate(leaves)]
         args, kwargs = pytree.tree_unflatten(twins, spec)
         if form.result is not None:
             kwargs = {**kwargs, "dtype": form.result}
-        with cuda_autocast(dtype), _Launched(twins) as launched:
+        with autocast_of("cuda", dtype), _Launched(twins) as launched:
             result = target(*args, **kwargs)
     return launched, _dtypes(result)
 
 
-def _twin(leaf: Any, dtype: torch.dtype | None, device: str) -> Any:
-    """Leaf of a call as a tensor of a device, of another dtype on request."""
+def _twin(leaf: Any, dtype: torch.dtype | None) -> Any:
+    """Leaf of a call as a fake CUDA tensor, of another dtype on request."""
     if isinstance(leaf, torch.device):
-        return torch.device(device, 0)
+        return torch.device("cuda", 0)
     if not isinstance(leaf, torch.Tensor):
         return hint(leaf) if isinstance(leaf, torch.SymInt) else leaf
     shape, stride = [hint(n) for n in leaf.shape], [hint(n) for n in leaf.stride()]
-    return torch.empty_strided(shape, stride, dtype=dtype or leaf.dtype, device=device)
+    return torch.empty_strided(shape, stride, dtype=dtype or leaf.dtype, device="cuda")
 
 
 def _dtypes(result: Any) -> list[torch.dtype]:

@@ -280,6 +280,7 @@ def _translate(
     from fusion_advisor.frontend.source_tracer import first_paths
     from fusion_advisor.frontend.training import captured_step
 
+    autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
     if loaded.program is not None:
         traced = from_program(loaded.program)
     else:
@@ -288,7 +289,7 @@ def _translate(
             traced = trace(
                 loaded.module, loaded.args, loaded.kwargs, loaded.fake,
                 grad=scenario.gradients, dynamic=scenario.dynamic, trail=trail,
-                autocast=bool(scenario.autocast), references=references, breaks=loaded.breaks,
+                autocast=autocast, references=references, breaks=loaded.breaks,
                 hint=loaded.hint,
             )  # fmt: skip
     assumed: list[str] = []
@@ -296,7 +297,6 @@ def _translate(
     if scenario.trains:
         launched = captured_step(traced, loaded, scenario, assumed)
     if launched is None:
-        autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
         launcher = EagerTrace(autocast)
         launched = launcher, launch(traced, launcher)
     launcher, outputs = launched

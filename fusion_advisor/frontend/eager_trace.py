@@ -267,7 +267,7 @@ class EagerTrace:
             stack.enter_context(self._fake)
             stack.enter_context(torch.no_grad())
             fakes = {ref: _fake_tensor(value) for ref, value in operands.items()}
-            stack.enter_context(cuda_autocast(autocast))
+            stack.enter_context(autocast_of("cuda", autocast))
             recorder = _Recorder(list(fakes.values()))
             try:
                 with recorder:
@@ -676,19 +676,20 @@ def _short(op: str) -> str:
 
 
 @contextmanager
-def cuda_autocast(dtype: torch.dtype | None) -> Generator[None, None, None]:
-    """CUDA autocast without a GPU: `torch.autocast` switches itself off where there is none."""
-    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    torch.set_autocast_enabled("cuda", dtype is not None)
-    torch.set_autocast_dtype("cuda", dtype or before[1])
+def autocast_of(device: str, dtype: torch.dtype | None) -> Generator[None, None, None]:
+    """Autocast of a type of device, of CUDA without a GPU, too: `torch.autocast` switches itself
+    off where there is none. None: it is off."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, dtype is not None)
+    torch.set_autocast_dtype(device, dtype or before[1])
     torch.autocast_increment_nesting()
     try:
         yield
     finally:
         if torch.autocast_decrement_nesting() == 0:
             torch.clear_autocast_cache()
-        torch.set_autocast_enabled("cuda", before[0])
-        torch.set_autocast_dtype("cuda", before[1])
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
 
 
 def _data_dependent(

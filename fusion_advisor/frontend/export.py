@@ -33,8 +33,9 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
+from fusion_advisor.frontend.autocast import Casts, blocks_on_cpu
 from fusion_advisor.frontend.checkpoints import Checkpoint, noted
-from fusion_advisor.frontend.eager_trace import EagerTrace
+from fusion_advisor.frontend.eager_trace import EagerTrace, autocast_of
 from fusion_advisor.frontend.emitted_calls import own_kernels
 from fusion_advisor.frontend.expansions import describe, identifier
 from fusion_advisor.frontend.kept_ends import KeptEnds
@@ -106,7 +107,7 @@ def trace(
     *,
     grad: bool = False,
     dynamic: bool = False,
-    autocast: bool = False,
+    autocast: torch.dtype | None = None,
     trail: bool = False,
     references: str | None = None,
     breaks: bool = True,
@@ -394,7 +395,7 @@ def _quiet(grad: bool) -> Generator[None, None, None]:
 def _tracing(
     grad: bool,
     masks: bool,
-    autocast: bool,
+    autocast: torch.dtype | None,
     recorder: Recorder | None,
     checkpoints: list[Checkpoint],
 ) -> Generator[list[str], None, None]:
@@ -418,8 +419,12 @@ def _tracing(
         stack.enter_context(mock.patch(sizes, _unbacked_symbols))
         if masks:
             stack.enter_context(_eager_masks(seen))
-        if autocast:  # the launcher applies it; the model may ask whether it is on
-            stack.enter_context(mock.patch("torch.is_autocast_enabled", _autocast_on))
+        # The launcher casts: here the model sees the dtypes, and may ask whether autocast is on.
+        stack.enter_context(Casts().on_cpu())
+        if autocast:
+            stack.enter_context(autocast_of("cuda", autocast))
+            stack.enter_context(autocast_of("cpu", autocast))
+        stack.enter_context(blocks_on_cpu())
         if recorder is not None:
             stack.enter_context(recorder.following())
         yield seen
@@ -462,14 +467,6 @@ class _UserFrame:
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
-
-
-_is_autocast_enabled = torch.is_autocast_enabled
-
-
-def _autocast_on(device_type: str | None = None) -> bool:
-    """True for who asks for the default device, as the model's own code does."""
-    return True if device_type is None else _is_autocast_enabled(device_type)
 
 
 def _unbacked_symbols(*args: Any, **kwargs: Any) -> dict[Any, Any]:

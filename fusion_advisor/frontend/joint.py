@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +33,9 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.frontend.autocast import Autocast
+from fusion_advisor.frontend.autocast import Casts
 from fusion_advisor.frontend.checkpoints import Checkpoint, parts
+from fusion_advisor.frontend.eager_trace import autocast_of
 from fusion_advisor.frontend.export import Placeholder, Traced
 from fusion_advisor.frontend.recurrent import RECURRENT
 from fusion_advisor.frontend.trained import AS_CUDA_TRAINS
@@ -44,7 +45,6 @@ from fusion_advisor.support.errors import CaptureError
 aten = torch.ops.aten
 
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
-_ASSERT_METADATA = aten._assert_tensor_metadata.default
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _LOSS = "fusion_advisor_loss"
 _SUM_OF_GRADIENTS = fx_traceback.GRADIENT_ACC_SPECIAL_STACK
@@ -105,12 +105,12 @@ def joint(
     leaves, positions = _leaves(traced, fake)
     found: list[str] = []
     phases = _Phases()
-    casts = Autocast(autocast)
+    casts = Casts()
 
     def step(given: list[Any], tangents: list[torch.Tensor]) -> Any:
-        results = _Forward(traced.module, casts.afresh(), phases, traced.checkpoints).results(
-            [given[at] for at in positions]
-        )
+        forward = _Forward(traced.module, casts, phases, traced.checkpoints)
+        with casts.block(autocast, enabled=autocast is not None):
+            results = forward.results([given[at] for at in positions])
         made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
         roots, incoming, said = _roots(made, tangents, maker)
         found.append(said)
@@ -120,8 +120,9 @@ def joint(
         phases.mark("backward")
         return made, gradients
 
-    with _under_autograd(fake):
-        tangents = _tangents(traced, leaves, positions, casts, maker)
+    with _under_autograd(fake), casts.on_cpu():
+        with casts.block(autocast, enabled=autocast is not None):
+            tangents = _tangents(traced, leaves, positions, casts, maker)
         graph = make_fx(step, record_stack_traces=True, _allow_non_fake_inputs=True)(
             [each.value for each in leaves], tangents
         )
@@ -183,12 +184,12 @@ def _tangents(
     traced: Traced,
     leaves: list[Placeholder],
     positions: list[int],
-    casts: Autocast,
+    casts: Casts,
     maker: str,
 ) -> list[torch.Tensor]:
     """Gradients of the outputs, which arrive from outside where no output is a loss."""
     given = [leaves[at].value for at in positions]
-    results = _Forward(traced.module, casts.afresh()).results(given)
+    results = _Forward(traced.module, casts).results(given)
     made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
     if not any(map(_trains, made)):
         raise CaptureError(f"nothing that {maker} returns depends on a parameter that is trained")
@@ -243,7 +244,7 @@ class _Forward(torch.fx.Interpreter):
     def __init__(
         self,
         module: torch.fx.GraphModule,
-        casts: Autocast,
+        casts: Casts,
         phases: _Phases | None = None,
         checkpoints: Sequence[Checkpoint] = (),
     ) -> None:
@@ -272,20 +273,20 @@ class _Forward(torch.fx.Interpreter):
         operands = [*dict.fromkeys(each for n in nodes for each in n.all_input_nodes)]
         operands = [each for each in operands if each not in inside]
         results = [each for each in nodes if not inside.issuperset(each.users)]
-        phases, casts, began = self._phases, self._casts, False
+        phases, began = self._phases, False
 
         def part(*given: Any) -> list[Any]:
             nonlocal began
             outer, self.env = self.env, dict(zip(operands, given, strict=True))
-            if began:
-                self._phases, self._casts = None, casts.afresh()
+            self._phases, again = (None, self._casts.afresh()) if began else (phases, nullcontext())
             began = True
             try:
-                for node in nodes:
-                    self.env[node] = self.run_node(node)
+                with again:
+                    for node in nodes:
+                        self.env[node] = self.run_node(node)
                 return [self.env[each] for each in results]
             finally:
-                self.env, self._phases, self._casts = outer, phases, casts
+                self.env, self._phases = outer, phases
 
         found = checkpoint.run(part, [self.env[each] for each in operands])
         self.env.update(zip(results, found, strict=True))
@@ -298,21 +299,20 @@ class _Forward(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is _AUTOCAST:
-            return self._inner(args[4], _of_block(*args[1:3])).results(args[5:])
+            with self._casts.block(args[1], enabled=args[2]):
+                return self._inner(args[4]).results(args[5:])
         if target is _SET_GRAD:
             with torch.set_grad_enabled(args[0]):
-                return self._inner(args[1], self._casts.dtype).results(args[2:])
-        if target is _ASSERT_METADATA:  # of the trace, which saw no casts of autocast
-            return None
-        return self._casts.call(target, args, kwargs, AS_CUDA_TRAINS)
+                return self._inner(args[1]).results(args[2:])
+        run = AS_CUDA_TRAINS.get(target)
+        if run is None:
+            return target(*args, **kwargs)
+        args, kwargs = self._casts.cast(target, args, kwargs)
+        with autocast_of("cpu", None):
+            return run(*args, **kwargs)
 
-    def _inner(self, module: torch.fx.GraphModule, autocast: torch.dtype | None) -> _Forward:
-        return _Forward(module, self._casts.inside(autocast), self._phases, self._checkpoints)
-
-
-def _of_block(dtype: torch.dtype | None, enabled: bool) -> torch.dtype | None:
-    """Dtype of a block of `torch.autocast`; None where it switches autocast off."""
-    return (dtype or torch.get_autocast_dtype("cuda")) if enabled else None
+    def _inner(self, module: torch.fx.GraphModule) -> _Forward:
+        return _Forward(module, self._casts, self._phases, self._checkpoints)
 
 
 def _loss_nodes(module: torch.fx.GraphModule) -> set[torch.fx.Node]:

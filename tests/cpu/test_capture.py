@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,36 @@ def test_scenario_autocast_casts_every_matmul() -> None:
     scenario = Scenario(autocast="float16")
     graph = capture_module(nn.Linear(8, 8), (torch.randn(4, 8),), scenario=scenario)
     assert node(graph, graph.outputs[0].node).out.dtype == "float16"
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_model_sees_the_dtypes_that_autocast_gives(block: bool) -> None:
+    """A copy in float32 is a copy then, and what is cast as another tensor has that one's dtype."""
+    linear = nn.Linear(8, 8)
+
+    def seen(x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = linear(x)
+        assert torch.is_autocast_enabled()
+        assert scores.dtype == torch.get_autocast_dtype("cuda") == torch.bfloat16
+        assert (scores.float().pow(2).dtype, torch.cat((x, scores)).dtype) == (torch.float32,) * 2
+        wide = scores.float() + 1
+        return wide.softmax(-1).to(scores.dtype), scores
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cuda", torch.bfloat16) if block else nullcontext():
+            return seen(x)
+
+    module = Function(forward)
+    module.linear = linear
+    asked = Scenario(autocast=None if block else "bfloat16")
+    graph = capture_module(module, (torch.randn(4, 8),), scenario=asked)
+    outputs = [next(n for n in graph.nodes if n.name == ref.node) for ref in graph.outputs]
+    assert [(n.op, n.out.dtype) for n in outputs] == [
+        ("aten._to_copy.default", "bfloat16"), ("aten.addmm.default", "bfloat16"),
+    ]  # fmt: skip
+    assert next(n for n in graph.nodes if n.op == "aten._softmax.default").out.dtype == "float32"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.randn(2, 2).bfloat16().softmax(-1).dtype == torch.bfloat16, "as a CPU's again"
 
 
 # Things that tracing looks straight through.
