@@ -20,12 +20,13 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.frontend.checkpoints import number_of
@@ -61,6 +62,10 @@ _DEVICE = torch.device("cuda", 0)
 _COMPOSITE = (
     torch._C.DispatchKey.CompositeImplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutograd,
+)
+_KERNEL_AND_PARTS = (
+    torch._C.DispatchKey.CPU,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
 )
 _IGNORED = {
     "prim::device",
@@ -271,7 +276,7 @@ class EagerTrace:
             recorder = _Recorder(list(fakes.values()))
             try:
                 with recorder:
-                    result = _as_cuda_runs(target)(
+                    result = _as_cuda_runs(target, recorder)(
                         *_cuda_args(args, fakes), **dict(_cuda_args(kwargs, fakes))
                     )
             except Exception as error:  # noqa: BLE001 a CPU build's lack is not the model's fault
@@ -368,9 +373,13 @@ class EagerTrace:
         return self._storages - 1
 
 
-def _as_cuda_runs(target: Any) -> Any:
+def _as_cuda_runs(target: Any, recorder: _Recorder) -> Any:
+    """Function to call for an operator. One that has a kernel beside a definition by others is
+    launched whole: a build for CPUs has CUDA's kernel of it no more, and calls the others."""
     if not isinstance(target, torch._ops.OpOverload):
         return target
+    if all(target.has_kernel_for_dispatch_key(key) for key in _KERNEL_AND_PARTS):
+        return partial(recorder.whole, target)
     return COMPOSITES.get(target) or PRIMITIVES.get(str(target), target)
 
 
@@ -403,6 +412,13 @@ class _Recorder(TorchDispatchMode):
             func is aten.fill_.Scalar and self._made_full(args[0], args[1])
         ):
             return result
+        self._record(func, args, kwargs, result)
+        return result
+
+    def whole(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Result of an operator that is written down as one launch."""
+        with _pop_mode_temporarily():  # what follows is no launch
+            result = _as_on_cpu(func, args, kwargs)
         self._record(func, args, kwargs, result)
         return result
 
@@ -510,8 +526,18 @@ class _DeviceRecorder(_Recorder):
 
 
 def on_cuda(func: Any, args: Any, kwargs: Any) -> Any:
-    """Result of an operator for fake CUDA tensors; where a build for CPUs cannot say it, the result
-    for fake CPU tensors laid out alike, on CUDA."""
+    """Result of an operator for fake CUDA tensors; where a build for CPUs cannot say it, as its
+    kernel for CPUs says it."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if "not linked with support for cuda" not in str(error) or _shares(func):
+            raise
+    return _as_on_cpu(func, args, kwargs)
+
+
+def _as_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+    """Result of an operator for fake CPU tensors laid out as fake CUDA tensors are, on CUDA."""
 
     def moved(device: torch.device) -> Any:
         def move(value: Any) -> Any:
@@ -523,11 +549,6 @@ def on_cuda(func: Any, args: Any, kwargs: Any) -> Any:
 
         return move
 
-    try:
-        return func(*args, **kwargs)
-    except RuntimeError as error:
-        if "not linked with support for cuda" not in str(error) or _shares(func):
-            raise
     cpu = tree_map(moved(torch.device("cpu")), (args, kwargs))
     return tree_map(moved(_DEVICE), func(*cpu[0], **cpu[1]))
 

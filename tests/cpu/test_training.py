@@ -320,6 +320,28 @@ def test_an_optimizer_launches_over_all_parameters_at_once(
     assert parameters <= written if count else not written
 
 
+@pytest.mark.parametrize(
+    ("function", "operator"), [(F.silu, "silu_backward"), (F.mish, "mish_backward")]
+)
+def test_a_gradient_with_a_kernel_of_its_own_is_one_launch(
+    function: Callable[[Tensor], Tensor], operator: str
+) -> None:
+    """A build without CUDA has a definition by other operators alone for CUDA."""
+
+    class Activated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(32, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self.up(x)).square().mean()
+
+    graph = step_of(Activated, X)
+    of = [n for n in graph.nodes if n.backward_of == operator.removesuffix("_backward")]
+    assert [n.op for n in of] == [f"aten.{operator}.default"]
+    assert of[0].out.shape == (4, 16, 64)
+
+
 def test_large_parameters_take_several_launches() -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
