@@ -36,9 +36,10 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 @dataclass(frozen=True)
 class _Form:
-    """Call of an operator as autocast makes it: the dtype of each operand that is cast, by its
-    position among the leaves, and that of the result where the operator is told it."""
+    """Call of an operator as autocast makes it: the operator, the dtype of each operand that is
+    cast, by its position among the leaves, and that of the result where the operator is told it."""
 
+    operator: Any
     casts: Mapping[int, torch.dtype]
     result: torch.dtype | None = None
 
@@ -85,13 +86,15 @@ class Casts:
         finally:
             self.kept = before
 
-    def cast(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Arguments of a call, cast as the autocast that is on casts them."""
+    def cast(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Call as the autocast that is on makes it: operator and arguments."""
         name = str(getattr(target, "_name", "")).removeprefix("aten::")
         if not torch.is_autocast_enabled("cpu") or not _operators().get(name):
-            return args, kwargs
+            return target, args, kwargs
         wanted = torch.get_autocast_dtype("cpu")
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        left = target._schema.arguments[len(args) :]
+        unsaid = {each.name: each.default_value for each in left if each.has_default_value()}
+        leaves, spec = pytree.tree_flatten((args, {**unsaid, **kwargs}))  # another may need them
         key = target, wanted, spec, *map(_frozen, leaves)
         form = self._forms.get(key)
         if form is None:
@@ -99,7 +102,8 @@ class Casts:
         for at, dtype in form.casts.items():
             leaves[at] = self._cast(leaves[at], dtype, wanted)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return args, kwargs if form.result is None else {**kwargs, "dtype": form.result}
+        more = {} if form.result is None else {"dtype": form.result}
+        return form.operator, args, {**kwargs, **more}
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, narrow: torch.dtype) -> torch.Tensor:
         leaf = tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
@@ -112,9 +116,9 @@ class Casts:
 
     def _kernel(self, operator: Any) -> Callable[..., Any]:
         def cast_and_call(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self.cast(operator, args, kwargs)
+            called, args, kwargs = self.cast(operator, args, kwargs)
             with torch._C._ExcludeDispatchKeyGuard(_ON_CPU):
-                return operator(*args, **kwargs)
+                return called(*args, **kwargs)
 
         return cast_and_call
 
@@ -182,15 +186,15 @@ class _Launched(TorchDispatchMode):
 
 def _form(target: Any, leaves: Sequence[Any], spec: Any, dtype: torch.dtype) -> _Form:
     """Form of a call under autocast. Raises CaptureError where none launches what autocast does."""
-    wanted, results = _run(target, leaves, spec, dtype, _Form({}))
+    wanted, results = _run(leaves, spec, dtype, _Form(target, {}))
     before = zip(wanted.cast, wanted.calls, strict=True)
     first = list(takewhile(lambda each: each[0] is not None, before))
-    told = bool(results) and any(each.name == "dtype" for each in target._schema.arguments)
+    told = _told(target) if results else []
     for count in range(len(first) + 1):  # the last of them may be the operator's own casts
         casts = {at: made[0] for at, (_, made) in first[:count] if at is not None}
-        for form in (_Form(casts), _Form(casts, results[0])) if told else (_Form(casts),):
+        for form in (_Form(target, casts), *(_Form(each, casts, results[0]) for each in told)):
             try:
-                found, same = _run(target, leaves, spec, None, form)
+                found, same = _run(leaves, spec, None, form)
             except (RuntimeError, TypeError):  # operands of several dtypes, which autocast unites
                 continue
             if found.calls == wanted.calls[count:] and same == results:
@@ -198,8 +202,15 @@ def _form(target: Any, leaves: Sequence[Any], spec: Any, dtype: torch.dtype) -> 
     raise CaptureError(f"what autocast makes of {target} is not known")
 
 
+def _told(target: Any) -> list[Any]:
+    """Overloads that are told the dtype of the result, the operator itself among them."""
+    packet = target._overloadpacket
+    found = [target, *(getattr(packet, name) for name in packet.overloads())]
+    return [each for each in found if any(a.name == "dtype" for a in each._schema.arguments)]
+
+
 def _run(
-    target: Any, leaves: Sequence[Any], spec: Any, dtype: torch.dtype | None, form: _Form
+    leaves: Sequence[Any], spec: Any, dtype: torch.dtype | None, form: _Form
 ) -> tuple[_Launched, list[torch.dtype]]:
     """Launches of a call on fake CUDA tensors, and the dtypes of its results."""
     with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -208,7 +219,7 @@ def _run(
         if form.result is not None:
             kwargs = {**kwargs, "dtype": form.result}
         with autocast_of("cuda", dtype), _Launched(twins) as launched:
-            result = target(*args, **kwargs)
+            result = form.operator(*args, **kwargs)
     return launched, _dtypes(result)
 
 

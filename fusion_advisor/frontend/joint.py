@@ -307,7 +307,7 @@ class _Forward(torch.fx.Interpreter):
         run = AS_CUDA_TRAINS.get(target)
         if run is None:
             return target(*args, **kwargs)
-        args, kwargs = self._casts.cast(target, args, kwargs)
+        _, args, kwargs = self._casts.cast(target, args, kwargs)
         with autocast_of("cpu", None):
             return run(*args, **kwargs)
 
