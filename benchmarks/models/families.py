@@ -89,7 +89,11 @@ class Row:
 
 def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
     """The row with what `analyze` says of its step."""
-    settings, batch, tokens = call_of(row)
+    try:
+        settings, batch, tokens = call_of(row)
+    except ValueError as error:  # as of a type whose layers are named one by one
+        row.failure = f"configuration: {_short([str(error)])}"
+        return row
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "fusion_advisor", "analyze"]
