@@ -279,7 +279,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("KIND", "TASK"), help="what eager holds of it")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(held(Row(*options.one, options.seed, options.autocast))))
+        kind, task = options.one
+        print(json.dumps(held(Row(kind, task, options.seed, options.autocast))))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []

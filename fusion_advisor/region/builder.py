@@ -14,7 +14,6 @@ to a narrow type happens only at the source's casts (`round`) and when a result 
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from math import prod
 from fusion_advisor.ir.graph import FLOATS, GivenNumber, Tensor
 from fusion_advisor.region.alike import Alike
 from fusion_advisor.region.axes import Axes, AxisList, Dims, NotExpressible
-from fusion_advisor.region.exprs import INDEX, Expr, Pool, depends_on, needed
+from fusion_advisor.region.exprs import HALVES, INDEX, Expr, Pool, depends_on, needed, rounded
 from fusion_advisor.region.linear_sums import LinearSum
 from fusion_advisor.region.normalised import Sum
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
@@ -40,7 +39,6 @@ _LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "i
 _HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
 CHOOSING = frozenset({"where", "maximum", "minimum", "neg", "abs"})
 """Primitives that give one of their operands, but for its sign."""
-_HALVES = ("float16", "bfloat16")
 _LEAST_NORMAL = 2.0**-126
 """The smallest normal float32."""
 _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", *FLOATS)
@@ -53,22 +51,6 @@ def compute_dtype(dtype: str) -> str:
     if dtype in _RANK:
         return dtype
     raise NotExpressible(f"dtype {dtype}")
-
-
-def rounded(number: Scalar, dtype: str) -> Scalar:
-    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for
-    other dtypes."""
-    if dtype not in _HALVES:
-        return number
-    try:
-        single = struct.pack("<f", number)
-        if dtype == "float16":
-            return struct.unpack("<e", struct.pack("<e", *struct.unpack("<f", single)))[0]
-    except OverflowError:
-        return math.copysign(math.inf, number)
-    bits = int.from_bytes(single, "little")
-    bits += 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even
-    return struct.unpack("<f", (bits & 0xFFFF0000).to_bytes(4, "little"))[0]
 
 
 def promote(*dtypes: str) -> str:
@@ -381,7 +363,7 @@ class Builder(Pool):
             return number if expr.to == dtype else None
         if expr.op == "const":
             literal = repr(rounded(float(expr.literal), dtype))
-            return self.add(replace(expr, literal=literal)) if dtype in _HALVES else None
+            return self.add(replace(expr, literal=literal)) if dtype in HALVES else None
         if expr.op not in CHOOSING:
             return None
         condition = expr.args[:1] if expr.op == "where" else ()

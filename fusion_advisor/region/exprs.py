@@ -7,6 +7,8 @@ materialised. Positions and index arithmetic have the dtype `index`.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,23 @@ from fusion_advisor.region.axes import AxisList, NotExpressible
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 
 INDEX = "index"
+HALVES = ("float16", "bfloat16")
+
+
+def rounded(number: float, dtype: str) -> float:
+    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for
+    other dtypes."""
+    if dtype not in HALVES:
+        return number
+    try:
+        single = struct.pack("<f", number)
+        if dtype == "float16":
+            return struct.unpack("<e", struct.pack("<e", *struct.unpack("<f", single)))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    bits = int.from_bytes(single, "little")
+    bits += 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even
+    return struct.unpack("<f", (bits & 0xFFFF0000).to_bytes(4, "little"))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +237,13 @@ class Pool:
         return self.add(Expr("where", (condition, yes, no), self.exprs[yes].dtype))
 
     def simplified(self, expr: Expr, args: Sequence[int]) -> int | None:
-        """A choice or a conjunction of other arguments, of which some may be known truths; None for
-        any other expression."""
+        """A choice or a conjunction of other arguments, of which some may be known truths, or the
+        rounding of what has become a number; None for any other expression."""
         if expr.op == "where":
             return self.choose(*args)
+        if expr.op == "round" and expr.to in HALVES and self.exprs[args[0]].op == "const":
+            number = self.exprs[args[0]]
+            return self.add(replace(number, literal=repr(rounded(float(number.literal), expr.to))))
         if (expr.op, expr.dtype) != ("and", "bool"):
             return None
         both = self.both(*args)

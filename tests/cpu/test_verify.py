@@ -291,6 +291,25 @@ def test_labels_that_are_only_compared_are_classes(worker: Worker) -> None:
     assert check.failure is None
 
 
+def test_the_gradient_of_a_loss_under_autocast(worker: Worker) -> None:
+    """Autocast gives the loss a float32 copy of the scores, which its gradient does not read: the
+    copy has the labels' rows. A zero that is rounded to bfloat16 is a zero, and no call of one."""
+
+    def function(shares: torch.Tensor, labels: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        chosen = torch.ops.aten.nll_loss_backward(
+            torch.ones_like(total), shares.float(), labels, None, 1, -100, total
+        )
+        narrow = chosen.bfloat16()
+        return torch.ops.aten._log_softmax_backward_data(narrow, shares, 1, torch.bfloat16)
+
+    shares = torch.randn(64, 66).log_softmax(1).bfloat16()
+    kernel = kernel_of(function, shares, torch.randint(0, 66, (64,)), torch.ones(()))
+    assert "0.0.to(" not in kernel.text
+    assert "(64," not in kernel.text.split("\nSMALL")[0], "no size is asked for"
+    (check,) = checked(worker, kernel, seeds=6)
+    assert check.failure is None
+
+
 def test_gradients_of_softmax_are_held_to_what_cuda_computes(worker: Worker) -> None:
     """A CPU's formula takes the sum off before it multiplies: at an infinite share it has infinity
     where CUDA has NaN."""
