@@ -83,6 +83,11 @@ class Row:
         """Dtype that the model is built in."""
         return "float32" if self.autocast else "bfloat16"
 
+    @property
+    def casting(self) -> list[str]:
+        """Options of a command that runs the step under autocast."""
+        return ["--autocast", self.autocast] if self.autocast else []
+
 
 # -- what the analysis says ------------------------------------------------------------------------
 
@@ -98,8 +103,7 @@ def analyzed(row: Row, seconds: float, *, verify: bool) -> Row:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "fusion_advisor", "analyze"]
         command += [_named(row, settings, folder), *_STEP, "--batch", str(batch)]
-        command += ["--dtype", row.dtype]
-        command += ["--autocast", row.autocast] if row.autocast else []
+        command += ["--dtype", row.dtype, *row.casting]
         command += ["--seq", str(tokens)] if tokens else []
         command += ["--json", str(report), *([] if verify else ["--no-verify"])]
         done = _ran(command, seconds)
@@ -184,8 +188,7 @@ def emitted(row: Row) -> list[tuple[str, str]]:
 def measured(row: Row, seconds: float) -> Row:
     """The row with what eager's step holds in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.models.families", "--seed", row.seed]
-    command += ["--one", row.kind, row.task]
-    command += ["--autocast", row.autocast] if row.autocast else []
+    command += ["--one", row.kind, row.task, *row.casting]
     done = _ran(command, seconds)
     if done is None:
         row.failure = f"eager: no answer within {seconds:g} s"

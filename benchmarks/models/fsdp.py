@@ -36,6 +36,7 @@ from torch.distributed.fsdp import fully_shard
 from fusion_advisor.dynamo.backend import fusion_advisor
 
 from ..gpu import heading
+from .adamw import furthest, nudged
 
 EAGER = ("eager", "eager, 2", "eager, 3")
 WAYS = (*EAGER, "blocks: compile", "blocks: backend", "whole: compile", "whole: backend")
@@ -64,12 +65,10 @@ class Row:
         """Cells of the table; `eager` are the losses of eager's runs."""
         if self.failure:
             return [self.way, self.failure, *[""] * 6]
-        mean = [statistics.fmean(each) for each in zip(*eager, strict=True)]
-        apart = max(abs(a - b) for a, b in zip(self.losses, mean, strict=True))
         told = (self.losses[0], self.losses[len(self.losses) // 2], self.losses[-1])
         return [
             self.way, f"{self.step_ms:.1f}", f"{self.peak:.1f}", f"{self.first:.1f}",
-            ", ".join(f"{each:.4f}" for each in told), f"{apart:.4f}",
+            ", ".join(f"{each:.4f}" for each in told), f"{furthest(self.losses, eager):.4f}",
             str(self.graphs), str(self.breaks),
         ]  # fmt: skip
 
@@ -85,7 +84,7 @@ def run(way: str, steps: int) -> Row:
     with torch.device("cuda"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if way in EAGER[1:]:
-        nudge(model, EAGER.index(way))
+        nudged(model, EAGER.index(way))
     layers = model.model.layers
     part, _, compiler = way.partition(": ")
     backend: Any = fusion_advisor if compiler == "backend" else "inductor"
@@ -121,14 +120,6 @@ def run(way: str, steps: int) -> Row:
         way, "", float(step), memory, spent[0] / 1e3, tuple(losses),
         counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()),
     )  # fmt: skip
-
-
-def nudge(model: torch.nn.Module, seed: int) -> None:
-    """Put a thousandth of the weights one bfloat16 further from zero."""
-    draws = torch.Generator("cuda").manual_seed(seed)
-    for weight in model.parameters():
-        chosen = torch.rand(weight.shape, device="cuda", generator=draws) < 1e-3
-        weight.data.view(torch.int16).add_(chosen.to(torch.int16))
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -18,7 +18,8 @@ def find(model: Model) -> Iterator[Advice]:
     if idle:
         yield _frees_nothing(model, idle)
     coarse = [each for each in found if each.freed_bytes > each.kept_bytes]
-    products = [i for each in coarse for i in _again(model, each) if model.multiplies(i)]
+    again = [model.flow.position[node.name] for each in coarse for node in each.again]
+    products = [i for i in again if model.multiplies(i)]
     least = model.rulebook.advice_kind(CODE).number("share").value
     if model.time_us(products) > least * model.time_us(model.launches):
         yield _too_coarse(model, coarse, products)
@@ -26,16 +27,16 @@ def find(model: Model) -> Iterator[Advice]:
 
 def _frees_nothing(model: Model, found: Sequence[Checkpointed]) -> Advice:
     freed, kept = sum(each.freed_bytes for each in found), sum(each.kept_bytes for each in found)
-    numbers = [i for each in found for i in _again(model, each)]
+    launches, us = sum(len(each.again) for each in found), sum(each.again_us for each in found)
     first = [model.flow.position[each.first.name] for each in found]
     return Advice(
         CODE,
         f"{counted(first, 'checkpoint')} {_do(first, 'free')} no memory: {kept / 1e6:.1f} MB are"
         f" kept for what backward computes again, {freed / 1e6:.1f} MB would be kept without: call"
         " the part without a checkpoint, or make it larger",
-        model.time_us(numbers),
+        us,
         model.sources(first),
-        (f"{len(numbers)} launches of backward again: {model.time_us(numbers):.0f} us",),
+        (f"{launches} launches of backward again: {us:.0f} us",),
         mark(CODE, "frees nothing"),
     )
 
@@ -43,30 +44,27 @@ def _frees_nothing(model: Model, found: Sequence[Checkpointed]) -> Advice:
 def _too_coarse(model: Model, found: Sequence[Checkpointed], products: Sequence[int]) -> Advice:
     flow = model.flow
     first = [flow.position[each.first.name] for each in found]
-    numbers = [i for each in found for i in _again(model, each)]
+    launches, again_us = (
+        sum(len(each.again) for each in found),
+        sum(each.again_us for each in found),
+    )
     spared = sum(each.freed_bytes - each.kept_bytes for each in found)
     more = sum(flow.nodes[i].out.bytes for i in products)
     us = model.time_us(products)
     return Advice(
         CODE,
         f"{counted(first, 'checkpoint')} {_do(first, 'spare')} {spared / 1e9:.3g} GB for"
-        f" {model.time_us(numbers) / 1e3:.3g} ms a step, of which {us / 1e3:.3g} ms are matrix"
+        f" {again_us / 1e3:.3g} ms a step, of which {us / 1e3:.3g} ms are matrix"
         f" products and attention: keep their results ({more / 1e9:.3g} GB), make again the rest"
         " (context_fn=functools.partial(create_selective_checkpoint_contexts, [operators]))",
         us,
         model.sources(first),
         (
-            f"{len(numbers)} launches of backward again, {len(products)} of them matrix products or"
+            f"{launches} launches of backward again, {len(products)} of them matrix products or"
             " attention",
         ),
         mark(CODE, "too coarse"),
     )
-
-
-def _again(model: Model, found: Checkpointed) -> list[int]:
-    """Launches of backward that compute again."""
-    numbers = (model.flow.position[node.name] for node in found.again)
-    return [i for i in numbers if model.flow.launches(i)]
 
 
 def _do(subjects: Sequence[int], verb: str) -> str:

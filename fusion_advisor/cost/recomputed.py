@@ -19,12 +19,13 @@ from fusion_advisor.ir.graph import Node, Ref
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
     """One call of a checkpoint: the first node of forward in it, the bytes that it frees and those
-    that it keeps, and the nodes of backward that compute again."""
+    that it keeps, and the nodes of backward that launch something again, with their time."""
 
     first: Node
     freed_bytes: int
     kept_bytes: int
     again: tuple[Node, ...]
+    again_us: float
 
 
 def again(node: Node) -> bool:
@@ -34,40 +35,41 @@ def again(node: Node) -> bool:
 
 def checkpoints(annotated: Annotated) -> tuple[Checkpointed, ...]:
     """Checkpoints that backward has something to compute again for, in the order of forward."""
-    nodes = annotated.graph.nodes
+    nodes, costs = annotated.graph.nodes, annotated.costs
     first: dict[int, Node] = {}
     parts: dict[int, list[Node]] = {}
     for node in nodes:
-        if node.checkpoint is None or node.kind != "call":
-            continue
-        if again(node):
+        if node.checkpoint is not None and again(node):
             parts.setdefault(node.checkpoint, []).append(node)
-        else:
+        elif node.checkpoint is not None:
             first.setdefault(node.checkpoint, node)
+    if not parts:
+        return ()
     maker: dict[int, Node] = {}
     for node in nodes:
         for tensor in node.outputs:
             if tensor is not None:
                 maker.setdefault(tensor.storage, node)
     own = _read(annotated, (n for n in nodes if n.phase == "backward" and n.checkpoint is None))
-    sizes = {storage: life.bytes for storage, life in lifetimes(annotated.graph).items()}
+    lives = lifetimes(annotated.graph)
     found: list[Checkpointed] = []
-    for number, start in first.items():
-        part = parts.get(number, [])
-        if not any(annotated.costs[node.name].launches for node in part):
-            continue
-        inside = {node.name for node in part}
-        made = {storage for storage, node in maker.items() if node.name in inside}
+    for number, part in sorted(parts.items()):
+        launching = tuple(node for node in part if costs[node.name].launches)
+        outputs = ((node, tensor) for node in part for tensor in node.outputs if tensor is not None)
+        made = {tensor.storage for node, tensor in outputs if maker[tensor.storage] is node}
         kept = {
             storage
             for storage in _read(annotated, part) - own
             if maker[storage].kind == "call" and maker[storage].phase != "backward"
         }
-        found.append(
-            Checkpointed(
-                start, sum(sizes[s] for s in made & own), sum(sizes[s] for s in kept), tuple(part)
-            )
-        )
+        if launching:
+            found.append(
+                Checkpointed(
+                    first[number], sum(lives[s].bytes for s in made & own),
+                    sum(lives[s].bytes for s in kept), launching,
+                    sum(costs[node.name].time_us for node in launching),
+                )
+            )  # fmt: skip
     return tuple(found)
 
 

@@ -295,7 +295,7 @@ def _translate(
     assumed: list[str] = []
     launched = None
     if scenario.trains:
-        launched = captured_step(traced, loaded, scenario, assumed)
+        launched = captured_step(traced, loaded, scenario, autocast, assumed)
     if launched is None:
         launcher = EagerTrace(autocast)
         launched = launcher, launch(traced, launcher)

@@ -106,10 +106,11 @@ def joint(
     found: list[str] = []
     phases = _Phases()
     casts = Casts()
+    casting = functools.partial(casts.block, autocast, enabled=autocast is not None)
 
     def step(given: list[Any], tangents: list[torch.Tensor]) -> Any:
         forward = _Forward(traced.module, casts, phases, traced.checkpoints)
-        with casts.block(autocast, enabled=autocast is not None):
+        with casting():
             results = forward.results([given[at] for at in positions])
         made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
         roots, incoming, said = _roots(made, tangents, maker)
@@ -121,7 +122,7 @@ def joint(
         return made, gradients
 
     with _under_autograd(fake), casts.on_cpu():
-        with casts.block(autocast, enabled=autocast is not None):
+        with casting():
             tangents = _tangents(traced, leaves, positions, casts, maker)
         graph = make_fx(step, record_stack_traces=True, _allow_non_fake_inputs=True)(
             [each.value for each in leaves], tangents

@@ -29,13 +29,17 @@ Launched = tuple[EagerTrace, tuple[Ref, ...]]
 
 
 def captured_step(
-    traced: Traced, loaded: Loaded, scenario: Scenario, assumed: list[str]
+    traced: Traced,
+    loaded: Loaded,
+    scenario: Scenario,
+    autocast: torch.dtype | None,
+    assumed: list[str],
 ) -> Launched | None:
     """Records of the step that follows a forward graph, with what the step returns; None where
-    there are none. What was assumed, or why there are none, is added to `assumed`."""
+    there are none. Forward runs under `autocast`. What was assumed, or why there are none, is added
+    to `assumed`."""
     try:
         maker = "loss() of the model's file" if loaded.loss else "the model"
-        autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
         found = joint(traced, loaded.fake, maker, autocast)
         launcher = EagerTrace()
         outputs = launch(found.traced, launcher)

@@ -135,9 +135,7 @@ def nll_loss_backward(
     dim = min(1, len(scores.dims) - 1)
     chosen = _along(target, dim)
     b.bound(target.id, scores.dims[dim])
-    b.broadcast(
-        [scores.dims, chosen.dims]
-    )  # the rows of scores that nothing reads are the target's
+    b.broadcast([scores.dims, chosen.dims])  # so that their rows are one axis: no score is read
     here = b.apply("eq", b.index_of(scores, dim), chosen)
     counts = b.apply("and", here, b.apply("ne", chosen, ignored))
     scale = -_along(grad, dim) if reduction == NONE else -grad

@@ -637,18 +637,15 @@ def _saved(annotated: Annotated) -> list[SavedRow]:
 
 def _checkpoints(annotated: Annotated) -> list[CheckpointRow]:
     """Checkpoints of the model in a training step."""
-    rows: list[CheckpointRow] = []
-    for each in checkpoints(annotated):
-        costs = [annotated.costs[node.name] for node in each.again]
-        rows.append(
-            CheckpointRow(
-                source=_source(each.first.source) if each.first.source else None,
-                freed_bytes=each.freed_bytes, kept_bytes=each.kept_bytes,
-                launches=sum(cost.launches for cost in costs),
-                again_us=sum(cost.time_us for cost in costs),
-            )
-        )  # fmt: skip
-    return rows
+    return [
+        CheckpointRow(
+            source=_source(each.first.source) if each.first.source else None,
+            freed_bytes=each.freed_bytes, kept_bytes=each.kept_bytes,
+            launches=sum(annotated.costs[node.name].launches for node in each.again),
+            again_us=each.again_us,
+        )
+        for each in checkpoints(annotated)
+    ]  # fmt: skip
 
 
 def _beside(flow: Dataflow, profile: Profile) -> dict[str, float]:

@@ -327,10 +327,8 @@ def phases(report: Report) -> list[tuple[str, str]]:
         largest = f"the largest {size(most.bytes)}{where}"
         rows.append(("saved", f"{total} for backward in {len(saved)} tensors, {largest}"))
     if found := report.checkpoints:
-        freed, kept = (
-            sum(each.freed_bytes for each in found),
-            sum(each.kept_bytes for each in found),
-        )
+        freed = sum(each.freed_bytes for each in found)
+        kept = sum(each.kept_bytes for each in found)
         again = sum(each.again_us for each in found)
         rows.append(
             (
