@@ -333,8 +333,8 @@ def phases(report: Report) -> list[tuple[str, str]]:
         rows.append(
             (
                 "checkpoint",
-                f"{size(kept)} kept in place of {size(freed)} at {len(found)} places; backward"
-                f" computes {time(again)} again",
+                f"{len(found)} x: {size(kept)} kept in place of {size(freed)}; backward computes"
+                f" {time(again)} again",
             )
         )
     if held := report.memory:
