@@ -140,7 +140,7 @@ def main() -> int:
             if time.monotonic() > began + options.seconds:
                 break
             row, ran, tensors = pickle.loads(file.read_bytes())
-            runs: Any = on_gpu(tensors, rulebook, rulebook.device(options.device), gpu)
+            runs: Any = on_gpu(tensors, rulebook, rulebook.device(options.device), gpu, None)
             if runs is None:
                 continue
             series = runs.timed([each.kernel for each in ran], 3).series

@@ -248,7 +248,8 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> list[str]:
         for node in launches
         if node.source
     )
-    rounds = ", ".join(plan.region.results.get(i, "a value") for i in plan.region.all("round"))
+    names = plan.region.results
+    rounds = ", ".join(names[i] for i in plan.region.all("round") if i in names)
     doc = [
         f'"""{len(launches)} eager launches as {_made_as(plan)}.',
         "",

@@ -127,12 +127,15 @@ class _Moments:
 def _moments(
     b: Builder, x: Value, dim: Dim, correction: Scalar | None = 0, keepdim: bool = True
 ) -> _Moments:
-    """Mean and variance in two passes over what is on chip, as exact as eager's Welford. The
-    rounding error of the mean is subtracted from the deviations, which large means with small
-    spreads need; these steps count as part of the mean's pass."""
+    """Mean and variance in two passes over what is on chip, as exact as eager's Welford. What
+    rounding took from the mean is subtracted from the deviations, which large means with small
+    spreads need; these steps count as part of the mean's pass. The first mean has few digits: one
+    with more than the elements have rounds most of the differences to the same side, and the mean
+    of the differences is off by that."""
     dims = _dims(dim)
     count = b.count(x, dims)
     rough = b.reduce("sum", x, dims, True) / count
+    rough = b.coarse(rough)
     apart = x - rough
     flops, special = b.flops, b.special_flops
     left = b.reduce("sum", apart, dims, True) / count

@@ -334,6 +334,8 @@ class _Whole:
         mean = apply(pool, "add", shift, centre)
         known[moments.total] = converted(pool, apply(pool, "mul", mean, size), expr.dtype)
         self._divided(moments.total, mean, known)
+        if self.region.exprs[moments.mean].op == "round":  # known already with all its digits
+            known[moments.mean] = converted(pool, mean, expr.dtype)
         if moments.rest is not None:
             rounded = converted(pool, mean, expr.dtype)
             if cut.kind == expr.dtype:
