@@ -76,8 +76,8 @@ def timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 TERMS = {
     "call": 0.0, "latency": 0.0, "first": 0.0, "absorbed": 0.0, "l2_speed": 1.0, "torn": 0.0,
-    "sectors": 1e6, "wave": 0.0, "overlap": 30.0, "primitive": 0.0, "step": 0.0, "request": 0.0,
-    "element": 0.0, "wait": 0.0,
+    "halved": 0.0, "sectors": 1e6, "wave": 0.0, "overlap": 30.0, "primitive": 0.0, "step": 0.0,
+    "request": 0.0, "element": 0.0, "wait": 0.0,
 }  # fmt: skip
 """Terms of the model, each with the value at which it says nothing; `launch` and the share of the
 bandwidth are what a time is made of at least."""

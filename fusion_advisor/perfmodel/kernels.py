@@ -8,14 +8,14 @@ is one, too; else element by element.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from math import gcd, prod
+from math import gcd, log2, prod
 
 from fusion_advisor.perfmodel.model import Work, kept, sectors_apart
 from fusion_advisor.region.instruction_mix import instructions, precise
 from fusion_advisor.region.region import Region
-from fusion_advisor.rulebook.devices import SECTOR_BYTES, VECTOR_BYTES, Device
+from fusion_advisor.rulebook.devices import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.schedules.base import DIVISOR, Plan, Step
 from fusion_advisor.schedules.layout import Access, Group
 from fusion_advisor.schedules.reducing import walks
@@ -55,6 +55,9 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
     each = (read + step.bytes_written) / (step.programs * step.warps * device.warp_size)
     if step.turns > 1 and step.stages > 1:  # further tiles are on their way
         each /= step.stages - 1
+    waits = max(1.0, each / VECTOR_BYTES) + (rounds - 1) / 2
+    if step.chunked and step.rows > 1 and step.stages > 1:  # a chunk is asked for at once
+        waits = 1.0 + rounds / (step.stages - 1)
     return Work(
         "kernel",
         read,
@@ -62,13 +65,14 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
         resident=min(resident, read),
         scattered=sum(_scattered(step, store) for store in step.stores),
         torn=_torn(step),
+        halved=_halved(step),
         primitives=warps * sum(one.primitives for one in made),
         steps=warps * sum(one.steps for one in made),
         requests=warps * _requests(step, again, device),
         programs=step.programs,
         warps=step.warps,
         at_once=at_once(step, device, compiled),
-        depth=max(1.0, each / VECTOR_BYTES) + (rounds - 1) / 2,
+        depth=waits,
     )
 
 
@@ -156,13 +160,30 @@ def _torn(step: Step) -> int:
     """Over-fetched bytes of sectors: for tiles across contiguous memory whose rows begin anywhere,
     one sector for each row of the tile."""
     found = 0.0
-    for access in (*step.loads, *step.stores):
-        lane, itemsize = _lane(step, access), access.tensor.itemsize
+    for access in _across(step):
+        itemsize = access.tensor.itemsize
         pitches = [access.step(group.axes[-1]) * itemsize for group in step.inner if group.axes]
-        across = step.rows > 1 and lane in step.outer and access.step(lane.axes[-1]) == 1
-        if across and any(pitch % SECTOR_BYTES for pitch in pitches):
+        if any(pitch % SECTOR_BYTES for pitch in pitches):
             found += access.tensor.bytes * SECTOR_BYTES / (step.rows * itemsize)
     return int(found)
+
+
+def _halved(step: Step) -> float:
+    """Bytes of lines of which programs take parts, times how often these halve a line."""
+    found = 0.0
+    for access in _across(step):
+        part = step.rows * access.tensor.itemsize
+        if step.rows < _lane(step, access).size:
+            found += access.tensor.bytes * max(0.0, log2(LINE_BYTES / part))
+    return found
+
+
+def _across(step: Step) -> Iterator[Access]:
+    """Accesses of tiles whose rows lie across contiguous memory."""
+    for access in (*step.loads, *step.stores):
+        lane = _lane(step, access)
+        if step.rows > 1 and lane in step.outer and access.step(lane.axes[-1]) == 1:
+            yield access
 
 
 def _axes(groups: Sequence[Group]) -> frozenset[int]:

@@ -25,8 +25,9 @@ class Work:
 
     `kind` names an entry of the rules (`stream`, `kernel`). Bytes are HBM bytes, of which
     `resident` are read where the launches before left them, in the L2; `torn` are the bytes of
-    sectors beside the elements that a program takes of them. `scattered` counts sectors of the L2
-    that are read or written for one element each. `elements` are those that eager's lanes walk;
+    sectors beside the elements that a program takes of them, and `halved` those of lines that
+    programs share, times how often a line is halved among them. `scattered` counts sectors of the
+    L2 that are read or written for one element each. `elements` are those that eager's lanes walk;
     `primitives` are instructions of a warp for scalar operations, `steps` for places that
     reductions combine, `requests` loads and stores of a warp. `arithmetic_us` is the time of
     products at the device's peaks. `programs` is how many blocks of `warps` warps there are, 0
@@ -40,6 +41,7 @@ class Work:
     bytes_written: int
     resident: int = 0
     torn: int = 0
+    halved: float = 0.0
     scattered: int = 0
     elements: int = 0
     primitives: float = 0.0
@@ -86,7 +88,8 @@ def memory_us(work: Work, device: Device) -> float:
     """Time of a launch's bytes, us."""
     times = device.times
     moved = work.bytes - work.resident + work.resident / times.l2_speed.value
-    moved = (moved + times.torn.value * work.torn) / times.speed(work.kind).share.value
+    moved += times.torn.value * work.torn + times.halved.value * work.halved
+    moved /= times.speed(work.kind).share.value
     moved -= times.absorbed.value * min(work.bytes_written, device.memory.l2.base)
     waited = times.first.value * work.bytes_read / (work.bytes_read + times.first_bytes.base)
     return max(0.0, moved) / device.bandwidth * 1e6 + waited

@@ -39,7 +39,7 @@ Unit = Literal["tensor", "cuda", "special"]
 SECTOR_BYTES = 32
 """Bytes of a sector, the least that the L2 reads or writes of a line."""
 LINE_BYTES = 128
-"""Bytes of a line of the L1."""
+"""Bytes of a line of the L1 and of the L2."""
 
 VECTOR_BYTES = 16
 """Bytes of the widest access of a thread."""
@@ -193,6 +193,8 @@ class Times(Table):
     """Share of the L2 that keeps what was just written or read."""
     torn: Speedup
     """Factor on the time of bytes of sectors beside the elements that a program takes of them."""
+    halved: Share
+    """Share of its time that a line takes longer each time it is halved among programs."""
     sectors: Rate
     """Scattered elements a second that the L2 reads or writes one by one."""
     wave: Time

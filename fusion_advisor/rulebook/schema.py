@@ -254,6 +254,11 @@ class BlockedSchedule(Table):
     across_elements_per_thread: Elements
     """Programs a multiprocessor that are kept before neighbouring rows share programs, and elements
     of a thread, where rows across memory are walked several times."""
+    rows_once: Rows
+    once_programs: Programs
+    once_elements_per_thread: Elements
+    """Rows across memory of a program that walks them once, programs a multiprocessor that are kept
+    before parts of rows take their place, and elements of a thread."""
     stages: Stages
     staged_bytes: Bytes
     """Bytes of an access to rows across memory, from which on chunks are on their way in stages."""
@@ -261,6 +266,11 @@ class BlockedSchedule(Table):
     mixed_elements: Elements
     mixed_elements_per_thread: Elements
     """Tile of rows that lie along contiguous memory in one tensor and across it in another."""
+    halved_line: Share
+    """Cost of each halving of a line of memory among programs, as a share of its bytes."""
+    worth_holding: Elements
+    """Row length up to which a program holds rows for that cost that it would walk twice or rescale
+    otherwise."""
     l2_share: Share
     programs_resident: Programs
 

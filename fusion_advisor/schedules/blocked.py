@@ -16,6 +16,7 @@ from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
 from fusion_advisor.schedules.layout import reach
+from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.row_walks import row_walks
 from fusion_advisor.schedules.rows import Rows, rows_of
@@ -53,16 +54,16 @@ def chunks(
     laid = rows_of(region, inner, apart)
     numbers = rulebook.schedules.blocked
     again = parts is None and len(row_walks(region, inner)) > 1
-    few = numbers if again else rulebook.schedules.row
-    wanted = device.multiprocessor.count.count * few.programs_per_multiprocessor.count
-    rows = _neighbours(laid, rulebook, wanted if parts is None else 0)
+    most, programs, lanes = _across(laid, rulebook, again=again)
+    few = device.multiprocessor.count.count * programs
+    rows = _neighbours(laid, rulebook, most, few if parts is None else 0)
     share = rulebook.schedules.split if parts is not None else numbers
     longest, each = share.chunk_elements.count, share.elements_per_thread.count
     stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
-    if again and rows > 1:
-        each = numbers.across_elements_per_thread.count
-    elif again:
+    if again and rows == 1:
         stages = 1  # what the L2 holds comes soon enough
+    if rows > 1:
+        each = lanes
     if laid.mixed and parts is None:
         rows, stages = min(rows, numbers.mixed_rows.count), 1
         longest = numbers.mixed_elements.count
@@ -73,7 +74,7 @@ def chunks(
     room = device.multiprocessor.shared_memory_per_block.count
     while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
         stages -= 1
-    if parts is not None:
+    if parts is not None and rows == 1:
         each, stages = _of_parts(laid, stages, rulebook)
     if serial:
         each = rulebook.schedules.row.walking_elements_per_thread.count
@@ -87,7 +88,32 @@ def chunks(
     )
 
 
-def _neighbours(laid: Rows, rulebook: Rulebook, programs: int) -> int:
+def _across(laid: Rows, rulebook: Rulebook, *, again: bool) -> tuple[int, int, int]:
+    """Rows across contiguous memory that a program walks at most, programs a multiprocessor that
+    are kept before neighbouring rows share programs, and elements of a thread. Rows that are walked
+    once wait for no shared memory; fewer programs walk them where parts of rows would not do."""
+    region, numbers = laid.region, rulebook.schedules.blocked
+    each = numbers.elements_per_thread.count
+    if again:
+        few = numbers.programs_per_multiprocessor
+        return numbers.rows_across.count, few.count, numbers.across_elements_per_thread.count
+    if laid.mixed or any(region.all("scan")):
+        few = rulebook.schedules.row.programs_per_multiprocessor
+        return numbers.rows_across.count, few.count, each
+    long = LONG & {region.exprs[n].op for n in region.live}
+    if not long and laid.at_once >= numbers.staged_bytes.count:
+        each = numbers.once_elements_per_thread.count
+    few = numbers.programs_per_multiprocessor if laid.stores_rows else numbers.once_programs
+    return numbers.rows_once.count, few.count, each
+
+
+def walked_once(laid: Rows) -> bool:
+    """Is one walk over rows enough, which rescales nothing as it goes?"""
+    rows = row_walks(laid.region, laid.axes)
+    return len(rows) <= 1 and not any(each.followers for each in passes(laid.region, laid.axes))
+
+
+def _neighbours(laid: Rows, rulebook: Rulebook, most: int, programs: int) -> int:
     """Neighbouring rows that a program walks, where they lie across contiguous memory: as many as
     are read in whole lines, or in whole sectors where fewer than so many programs would walk."""
     numbers = rulebook.schedules.blocked
@@ -95,8 +121,9 @@ def _neighbours(laid: Rows, rulebook: Rulebook, programs: int) -> int:
     if laid.coalesced(nbytes) == 1:
         return 1
     sector = laid.coalesced(nbytes, stored=False)
-    most = numbers.scan_rows if scanned_across(laid.region, numbers) == 1 else numbers.rows_across
-    rows = min(most.count, power_of_two(laid.count))
+    if scanned_across(laid.region, numbers) == 1:
+        most = numbers.scan_rows.count
+    rows = min(most, power_of_two(laid.count))
     while rows > sector and laid.count < rows * programs:
         rows //= 2
     return rows

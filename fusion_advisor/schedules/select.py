@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
+from math import log2
 
 from fusion_advisor.region.exprs import INDEX, Expr
 from fusion_advisor.region.region import Region
@@ -10,7 +12,7 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
-from fusion_advisor.schedules.blocked import scanned_across
+from fusion_advisor.schedules.blocked import scanned_across, walked_once
 from fusion_advisor.schedules.layout import reach, spanned
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.rows import laid_out
@@ -103,15 +105,16 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
 
 
 def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
-    """Plans that fill the device first; of those that do, or do not, the ones that tear no sectors,
-    if there is one, and that move the fewest bytes, give or take a finishing step; of those the
-    ones that scan no long rows at once, that hold none until its reductions have followed one
-    another, and the one whose schedule comes first."""
+    """Plans that fill the device first; of those that do, or do not, the ones that read little
+    again, that tear no sectors, if there is one, and that move the fewest bytes, give or take a
+    finishing step; of those the ones that scan no long rows at once, that hold none until its
+    reductions have followed one another, and the one whose schedule comes first. Where programs
+    share lines of memory, what that and a launch take counts as bytes."""
     if len(plans) < 2:
         return plans
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
-    least = min(plan.moved for plan in plans)
     numbers = rulebook.schedules.blocked
+    share = numbers.halved_line.value
 
     def scans_long(step: Step) -> bool:
         """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
@@ -127,14 +130,33 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
         return laid.torn(device) and laid.crossed
 
-    def rank(plan: Plan) -> tuple[bool, bool, bool, bool, bool, bool]:
+    def halvings(step: Step) -> float:
+        """How often a line of memory is halved among the programs that reduce rows across it. A
+        row that has to be walked twice otherwise, or rescaled, is worth that if it is short."""
+        if not step.region.reduced or not step.along:
+            return 0.0
+        laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
+        line = laid.coalesced(rulebook.schedules.row.line_bytes.count, stored=False)
+        short = step.length <= numbers.worth_holding.count and not walked_once(laid)
+        return 0.0 if laid.mixed or short else max(0.0, log2(min(line, laid.count) / step.rows))
+
+    lost = [sum(share * halvings(step) * step.moved for step in plan.steps) for plan in plans]
+    launch = device.launch_us * 1e-6 * device.bandwidth if any(lost) else 0.0
+    costs = [
+        plan.moved + more + launch * plan.launches for plan, more in zip(plans, lost, strict=True)
+    ]
+    whole = [plan.finish_share <= slack for plan in plans]
+    least = min(compress(costs, whole), default=min(costs))
+
+    def rank(place: int) -> tuple[bool, ...]:
+        plan, cost = plans[place], costs[place]
         long = any(map(scans_long, plan.steps))
         much = long and scanned_across(plan.region, numbers) == 1  # more than idle threads cost
-        torn, more = any(map(tears, plan.steps)), plan.moved > least * (1 + slack)
+        torn, more = any(map(tears, plan.steps)), cost > least * (1 + slack)
         slow = any(_waits(step, rulebook) for step in plan.steps)
-        return much, _idles(plan.busiest, device), torn, more, long, slow
+        return much, _idles(plan.busiest, device), not whole[place], torn, more, long, slow
 
-    return sorted(plans, key=rank)
+    return [plans[place] for place in sorted(range(len(plans)), key=rank)]
 
 
 def _waits(step: Step, rulebook: Rulebook) -> bool:

@@ -14,7 +14,7 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules import flat, row, tiled
 from fusion_advisor.schedules.base import Plan, Refused, Step
 from fusion_advisor.schedules.blocked import chunks, walked_twice
-from fusion_advisor.schedules.layout import Group
+from fusion_advisor.schedules.layout import Group, spanned
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
@@ -48,7 +48,10 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         cut = Cut(left, inner, passes(left, inner)[0], 1, len(steps))
         serial = serial_axes(cut.partial(), inner, rulebook.schedules.flat)
         partial = chunks(cut.partial(), inner, serial, device, rulebook, cut.parts)
-        cut = replace(cut, part=_part(partial, device, rulebook))
+        lines = _lines(partial)
+        if lines and not along and _fill(partial, device, rulebook):
+            raise Refused("no-schedule", "there are lines of rows enough for a program each")
+        cut = replace(cut, part=_part(partial, device, rulebook, lines=lines))
         parts = Group("part", (cut.parts,), cut.count)
         partial = chunks(cut.partial(), inner, serial, device, rulebook, cut.parts)
         partial = replace(partial, part=cut.part, parts=parts, read_again=0)
@@ -84,12 +87,26 @@ def _results(left: Region, inner: frozenset[int], device: Device, rulebook: Rule
     return step
 
 
-def _part(step: Step, device: Device, rulebook: Rulebook) -> int:
-    """Elements of a row that one program takes: one chunk, or as many as leave few enough parts
-    while the programs still fill the device."""
+def _lines(step: Step) -> bool:
+    """Does a program walk neighbouring rows, in lines of all that it reads?"""
+    laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
+    return step.rows > 1 and not laid.mixed
+
+
+def _fill(step: Step, device: Device, rulebook: Rulebook) -> bool:
+    """Do programs that walk whole rows, neighbours together, fill the device?"""
+    wanted = device.multiprocessor.count.count * rulebook.schedules.blocked.once_programs.count
+    return prod(group.size for group in step.outer) >= wanted * step.rows
+
+
+def _part(step: Step, device: Device, rulebook: Rulebook, *, lines: bool) -> int:
+    """Elements of a row that one program takes: as many as leave few enough parts while the
+    programs still fill the device; of rows that are walked by themselves one chunk, where that
+    leaves few enough."""
     numbers = rulebook.schedules.split
     rows = -(-prod(group.size for group in step.outer) // step.rows)
     length = prod(group.size for group in step.inner)
     wanted = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
-    parts = max(1, min(-(-length // step.block), max(numbers.most_parts.count, wanted // rows)))
+    most = max(1 if lines else numbers.most_parts.count, wanted // rows)
+    parts = max(1, min(-(-length // step.block), most))
     return -(-length // (parts * step.block)) * step.block

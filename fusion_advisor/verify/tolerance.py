@@ -200,8 +200,9 @@ def _lost(eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Half a unit of float16 for each element beyond its range that eager alone has as infinite or
     NaN; 0 elsewhere."""
     half = torch.finfo(torch.float16)
-    size = torch.where(exact.to(eager.dtype).isfinite(), exact.double().abs(), 0.0)
-    return torch.where(~eager.isfinite() & (size > half.max), size * (half.eps / 2), 0.0)
+    size = torch.where(exact.to(eager.dtype).double().isfinite(), exact.double().abs(), 0.0)
+    missing = ~eager.double().isfinite() & (size > half.max)
+    return torch.where(missing, size * (half.eps / 2), 0.0)
 
 
 def _largest(gap: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -135,6 +135,19 @@ def stepped(x: torch.Tensor) -> Truth:
     return truth_of(lambda: call(x), lambda: call(x.double()))
 
 
+def test_half_a_unit_of_float16_stands_for_what_eager_has_as_infinite() -> None:
+    """A sum that eager keeps in float16, and then casts: the others are held to eager's error."""
+    exact = torch.full((MANY,), 1e5, dtype=torch.float64)
+    eager = exact.to(torch.float32)
+    eager[-1] = torch.inf
+    known, allowed = Truth((eager,), (exact,)), CRITERION.factor * 1e5 * 2.0**-11
+    assert compare(off(exact, 0.9 * allowed), known, CRITERION).ours == 0.0
+    with pytest.raises(KernelFault, match=r"output 0\[4095\].*allowed"):
+        compare(off(exact, 1.1 * allowed), known, CRITERION)
+    with pytest.raises(KernelFault, match=r"output 0\[0\].*allowed"):
+        compare((exact.to(torch.float32) + 1.0,), known, CRITERION)
+
+
 def test_integers_and_booleans_equal_float64s_but_within_eagers_error_of_a_step() -> None:
     x = torch.arange(1, MANY + 1, dtype=torch.float32) * 0.5
     known = stepped(x)

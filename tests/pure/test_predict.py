@@ -44,6 +44,7 @@ def test_a_short_kernel_takes_its_launch() -> None:
     [
         replace(ROW, bytes_read=512 * MEBI),
         replace(ROW, torn=256 * MEBI),
+        replace(ROW, halved=256.0 * MEBI),
         replace(ROW, scattered=1 << 28),
         replace(ROW, elements=1 << 40, kind="stream"),
         replace(ROW, primitives=1e9),
@@ -58,6 +59,7 @@ def test_a_short_kernel_takes_its_launch() -> None:
     ids=[
         "bytes",
         "torn sectors",
+        "parts of lines",
         "sectors apart",
         "elements that eager walks",
         "instructions",
