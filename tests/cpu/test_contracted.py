@@ -42,6 +42,7 @@ SPELLED: dict[str, tuple[Callable[..., object], Tensors, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SPELLED)
 def test_what_is_made_together(name: str, worker: Worker) -> None:
     function, inputs, calls = SPELLED[name]

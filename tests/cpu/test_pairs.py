@@ -41,6 +41,7 @@ def test_results_and_gradients_are_those_of_float64(
         assert part.failure is None
 
 
+@pytest.mark.sampled(3)
 @each_dtype
 @each_pair
 def test_a_pass_is_one_launcher_and_keeps_no_more_than_eager(name: str, dtype: torch.dtype) -> None:

@@ -295,7 +295,7 @@ CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CHANNELS)
 def test_rows_of_channels(name: str, worker: Worker) -> None:
     """Every plan is right, and none divides in each lane where channels are long."""

@@ -266,7 +266,7 @@ TOWARDS = "z = x * y; return F.leaky_relu(F.normalize(z, dim=-1), 0.1)"
 LOSS = "return -F.log_softmax(x, -1).gather(1, y[:, None]).squeeze(1)"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("body", "shapes", "others"),
     [
@@ -355,7 +355,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("body", "shapes", "others"), WHOLE.values(), ids=WHOLE)
 def test_what_is_one_kernel_is_one_call(
     tmp_path: Path,

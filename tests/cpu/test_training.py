@@ -395,6 +395,7 @@ def fused(request: pytest.FixtureRequest) -> tuple[Dataflow, FusedGraph]:
     return flow, fuse(flow, RULES)
 
 
+@pytest.mark.sampled(2)
 def test_no_group_is_of_two_passes(fused: tuple[Dataflow, FusedGraph]) -> None:
     flow, found = fused
     for finding in (*found.groups, *found.candidates):
