@@ -171,9 +171,12 @@ def _waits(step: Step, rulebook: Rulebook) -> bool:
 
 def _idles(step: Step, device: Device) -> bool:
     """Do the elements that a kernel holds at once leave threads of the device idle, for so long
-    that it costs more than a launch?"""
+    that it costs more than a launch? A thread that walks a row by itself asks for little at a
+    time."""
     warps = device.multiprocessor.count.count * device.multiprocessor.warps.count
-    alone = step.moved / device.bandwidth * 1e6 * max(warps * device.warp_size / step.lanes - 1, 0)
+    threads = step.programs * step.warps * device.warp_size
+    held = min(step.lanes, threads) if step.serial and not step.inner else step.lanes
+    alone = step.moved / device.bandwidth * 1e6 * max(warps * device.warp_size / held - 1, 0)
     return alone > device.launch_us
 
 

@@ -199,6 +199,13 @@ def test_plans_that_fill_the_device_come_first() -> None:
     assert first.lanes > 132 * 2048 > last.lanes
 
 
+def test_a_thread_that_walks_a_row_by_itself_asks_for_little_at_a_time() -> None:
+    """Sums of 32 x 9728 rows of 64 sigmoids, us on an H200: 45 by a lane for each, 30 in rows."""
+    found = plans_of(lambda a: a.sigmoid().sum(1), x(32, 64, 9728))
+    assert [plan.schedule for plan in found][:1] == ["row"]
+    assert found[-1].schedule == "flat"
+
+
 def test_small_work_fills_no_device() -> None:
     """The catalogue's order holds where a launch takes longer than the work."""
     assert best(pooled_sum, x(1, 64, 30, 30, 30)).schedule == "flat"
