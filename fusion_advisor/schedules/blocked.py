@@ -1,6 +1,7 @@
 """Rows that do not fit on chip, one program each: the program walks its row chunk by chunk, once
 for each pass of dependent reductions and once for the results along the row that need them. A scan
-is carried from chunk to chunk.
+is carried from chunk to chunk. Where rows lie across contiguous memory, a program walks neighbours
+together, as many as whole lines of memory have: rows that fit go so, too, if one walk is enough.
 
 Later passes find the row in the L2 when the rows of all resident programs fit there together.
 """
