@@ -55,7 +55,7 @@ EQUIVALENT = [
      "the mean's remainder is taken back from the deviations, to within a rounding"),
     ("group_norm", ".*",
      r"^load\(args_0_ptr|args_0, 0.0\) over|^where\(col_mask, args_0"
-     r"|group_norm_1_sum|^div.precise|^cols \* 1.0",
+     r"|group_norm_1_sum|^div.precise|^cols \* 1.0|^1\.0 / \(cols|^args_0 - group_norm_1_part",
      "the mean's remainder is taken back from the deviations, to within a rounding"),
     ("shared_softmax", "terms narrowed", "",
      "the sum of many rounded terms is off both ways, within 16 bits of the result"),
