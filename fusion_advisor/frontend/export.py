@@ -518,8 +518,8 @@ def _eager_masks(seen: list[str]) -> Generator[None, None, None]:
 
 def unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     """The module inside the wrappers around a model, and a note on each wrapper. Raises
-    CaptureError for FSDP, which has no parameters of the model's own shape, and for a ScriptModule;
-    no module is changed."""
+    CaptureError for FSDP and tensor parallelism, whose parameters are shards, and for a
+    ScriptModule; no module is changed."""
     notes: list[str] = []
     _refuse_shards(module)
     while (held := _held(module)) is not None:
@@ -577,6 +577,14 @@ def _refuse_shards(module: torch.nn.Module) -> None:
             raise CaptureError(
                 f"{place} is wrapped in {type(child).__name__}, whose parameters are shards: "
                 "give the module before it is wrapped"
+            )
+    tensor = sys.modules.get("torch.distributed.tensor")
+    part = tensor.DTensor if tensor else ()
+    for name, held in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(held, part):
+            raise CaptureError(
+                f"{name} is a DTensor, of which each device has a part: "
+                "give the module before it is parallelized, in the sizes of one device"
             )
 
 

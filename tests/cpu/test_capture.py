@@ -493,6 +493,17 @@ def test_fsdp_is_refused_in_one_line(wrapper: str, nested: bool) -> None:
         capture_module(nn.Sequential(model) if nested else model, (torch.randn(4, 8),))
 
 
+@pytest.mark.usefixtures("process_group")
+def test_tensor_parallelism_is_refused_in_one_line() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import parallel
+
+    model, mesh = nn.Sequential(nn.Linear(8, 8), nn.GELU()), init_device_mesh("cpu", (1,))
+    parallel.parallelize_module(model, mesh, {"0": parallel.ColwiseParallel()})
+    with pytest.raises(CaptureError, match=r"0\.weight is a DTensor.* before it is parallelized"):
+        capture_module(model, (torch.randn(4, 8),))
+
+
 def test_a_name_alone_makes_no_wrapper() -> None:
     class FSDPBlock(nn.Linear):
         pass
