@@ -27,7 +27,7 @@ def find(model: Model) -> Iterator[Advice]:
 
 def _frees_nothing(model: Model, found: Sequence[Checkpointed]) -> Advice:
     freed, kept = sum(each.freed_bytes for each in found), sum(each.kept_bytes for each in found)
-    launches, us = sum(len(each.again) for each in found), sum(each.again_us for each in found)
+    launches, us = _again(found)
     first = [model.flow.position[each.first.name] for each in found]
     return Advice(
         CODE,
@@ -44,10 +44,7 @@ def _frees_nothing(model: Model, found: Sequence[Checkpointed]) -> Advice:
 def _too_coarse(model: Model, found: Sequence[Checkpointed], products: Sequence[int]) -> Advice:
     flow = model.flow
     first = [flow.position[each.first.name] for each in found]
-    launches, again_us = (
-        sum(len(each.again) for each in found),
-        sum(each.again_us for each in found),
-    )
+    launches, again_us = _again(found)
     spared = sum(each.freed_bytes - each.kept_bytes for each in found)
     more = sum(flow.nodes[i].out.bytes for i in products)
     us = model.time_us(products)
@@ -65,6 +62,11 @@ def _too_coarse(model: Model, found: Sequence[Checkpointed], products: Sequence[
         ),
         mark(CODE, "too coarse"),
     )
+
+
+def _again(found: Sequence[Checkpointed]) -> tuple[int, float]:
+    """Launches of backward that compute again, and their time in microseconds."""
+    return sum(len(each.again) for each in found), sum(each.again_us for each in found)
 
 
 def _do(subjects: Sequence[int], verb: str) -> str:

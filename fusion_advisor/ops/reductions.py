@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusion_advisor.ir.graph import Arg
@@ -129,13 +129,11 @@ def _moments(
 ) -> _Moments:
     """Mean and variance in two passes over what is on chip, as exact as eager's Welford. What
     rounding took from the mean is subtracted from the deviations, which large means with small
-    spreads need; these steps count as part of the mean's pass. The first mean has few digits: one
-    with more than the elements have rounds most of the differences to the same side, and the mean
-    of the differences is off by that."""
+    spreads need; these steps count as part of the mean's pass. The first mean has few digits."""
     dims = _dims(dim)
     count = b.count(x, dims)
-    rough = b.reduce("sum", x, dims, True) / count
-    rough = b.coarse(rough)
+    first = b.reduce("sum", x, dims, True) / count
+    rough = replace(first, id=b.coarse(first.id))
     apart = x - rough
     flops, special = b.flops, b.special_flops
     left = b.reduce("sum", apart, dims, True) / count

@@ -353,14 +353,6 @@ class Builder(Pool):
             found = self.add(Expr("round", (wide.id,), "float32", to=dtype))
         return self.seen(found, value.dims, dtype)
 
-    def coarse(self, value: Value) -> Value:
-        """A float32 value to the digits of bfloat16, where a number near it will do; another dtype
-        as it is."""
-        if value.dtype != "float32":
-            return value
-        rounded = Expr("round", (value.id,), "float32", to="bfloat16")
-        return self._make(rounded, value.dims, value.logical)
-
     def _rounded(self, number: int, dtype: str) -> int | None:
         """A float32 expression rounded to a narrow dtype, where that takes no instruction: what is
         rounded already, and what chooses among such values. None where it takes one."""

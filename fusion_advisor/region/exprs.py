@@ -236,6 +236,14 @@ class Pool:
             return no
         return self.add(Expr("where", (condition, yes, no), self.exprs[yes].dtype))
 
+    def coarse(self, number: int) -> int:
+        """A number of few digits near a float32 value, to subtract from many: one with more digits
+        than they have rounds most of the differences to the same side, which their sum then is off
+        by. Another dtype as it is."""
+        if self.exprs[number].dtype != "float32":
+            return number
+        return self.add(Expr("round", (number,), "float32", to="bfloat16"))
+
     def simplified(self, expr: Expr, args: Sequence[int]) -> int | None:
         """A choice or a conjunction of other arguments, of which some may be known truths, or the
         rounding of what has become a number; None for any other expression."""

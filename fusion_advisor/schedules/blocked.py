@@ -94,18 +94,19 @@ def _across(laid: Rows, rulebook: Rulebook, *, again: bool) -> tuple[int, int, i
     are kept before neighbouring rows share programs, and elements of a thread. Rows that are walked
     once wait for no shared memory; fewer programs walk them where parts of rows would not do."""
     region, numbers = laid.region, rulebook.schedules.blocked
-    each = numbers.elements_per_thread.count
+    each, few = numbers.elements_per_thread, numbers.programs_per_multiprocessor
+    most = numbers.scan_rows if scanned_across(region, numbers) == 1 else numbers.rows_across
     if again:
-        few = numbers.programs_per_multiprocessor
-        return numbers.rows_across.count, few.count, numbers.across_elements_per_thread.count
-    if laid.mixed or any(region.all("scan")):
+        each = numbers.across_elements_per_thread
+    elif laid.mixed or any(region.all("scan")):
         few = rulebook.schedules.row.programs_per_multiprocessor
-        return numbers.rows_across.count, few.count, each
-    long = LONG & {region.exprs[n].op for n in region.live}
-    if not long and laid.at_once >= numbers.staged_bytes.count:
-        each = numbers.once_elements_per_thread.count
-    few = numbers.programs_per_multiprocessor if laid.stores_rows else numbers.once_programs
-    return numbers.rows_once.count, few.count, each
+    else:
+        most = numbers.rows_once
+        few = few if laid.stores_rows else numbers.once_programs
+        long = LONG & {region.exprs[n].op for n in region.live}
+        if not long and laid.at_once >= numbers.staged_bytes.count:
+            each = numbers.once_elements_per_thread
+    return most.count, few.count, each.count
 
 
 def walked_once(laid: Rows) -> bool:
@@ -117,13 +118,10 @@ def walked_once(laid: Rows) -> bool:
 def _neighbours(laid: Rows, rulebook: Rulebook, most: int, programs: int) -> int:
     """Neighbouring rows that a program walks, where they lie across contiguous memory: as many as
     are read in whole lines, or in whole sectors where fewer than so many programs would walk."""
-    numbers = rulebook.schedules.blocked
     nbytes = rulebook.schedules.row.sector_bytes.count
     if laid.coalesced(nbytes) == 1:
         return 1
     sector = laid.coalesced(nbytes, stored=False)
-    if scanned_across(laid.region, numbers) == 1:
-        most = numbers.scan_rows.count
     rows = min(most, power_of_two(laid.count))
     while rows > sector and laid.count < rows * programs:
         rows //= 2

@@ -202,15 +202,7 @@ def _shift(pool: Pool, moments: Moments, *, back: bool) -> int:
     a small spread loses nothing."""
     axes = pool.exprs[moments.total].axes
     first = pool.pulled(moments.value, dict.fromkeys(axes, pool.whole(0)))
-    return _coarse(pool, first) if back else first
-
-
-def _coarse(pool: Pool, value: int) -> int:
-    """A number of few digits near a value, to subtract from many: one with more digits than they
-    have rounds most of the differences to the same side, which their sum then is off by."""
-    if pool.exprs[value].dtype != "float32":
-        return value
-    return pool.add(Expr("round", (value,), "float32", to="bfloat16"))
+    return pool.coarse(first) if back else first
 
 
 def _local_moments(pool: Pool, moments: Moments, *, back: bool) -> dict[int, int]:
@@ -226,7 +218,7 @@ def _local_moments(pool: Pool, moments: Moments, *, back: bool) -> dict[int, int
 
     whole, count = total(value), pool.add(Expr("taken", (), expr.dtype, axes=expr.axes))
     mean = apply(pool, "div", whole, count)
-    mean = _coarse(pool, mean) if back else mean
+    mean = pool.coarse(mean) if back else mean
     apart, found = apply(pool, "sub", value, mean), {moments.total: whole}
     if back and moments.rest is not None:
         left = total(apart)

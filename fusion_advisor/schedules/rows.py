@@ -18,7 +18,15 @@ from fusion_advisor.schedules.base import (
     kept_bytes,
     peak_bytes,
 )
-from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
+from fusion_advisor.schedules.layout import (
+    Access,
+    Group,
+    accesses,
+    collapse,
+    leading,
+    ordered,
+    spanned,
+)
 
 
 @dataclass(frozen=True)
@@ -224,6 +232,11 @@ def laid_out(
         order=emission_order(region),
         serial=serial,
     )
+
+
+def rows_of_step(step: Step) -> Rows:
+    """Rows as a kernel takes them."""
+    return laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
 
 
 def in_pieces(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from math import log2
 
 from fusion_advisor.region.exprs import INDEX, Expr
 from fusion_advisor.region.region import Region
-from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.devices import LINE_BYTES, Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
 from fusion_advisor.schedules.blocked import scanned_across, walked_once
-from fusion_advisor.schedules.layout import reach, spanned
+from fusion_advisor.schedules.layout import reach
 from fusion_advisor.schedules.online import passes
-from fusion_advisor.schedules.rows import laid_out
+from fusion_advisor.schedules.rows import rows_of_step
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,11 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     """Plans that fill the device first; of those that do, or do not, the ones that read little
     again, that tear no sectors, if there is one, and that move the fewest bytes, give or take a
     finishing step; of those the ones that scan no long rows at once, that hold none until its
-    reductions have followed one another, and the one whose schedule comes first. Where programs
-    share lines of memory, what that and a launch take counts as bytes."""
+    reductions have followed one another, and the one whose schedule comes first."""
     if len(plans) < 2:
         return plans
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
     numbers = rulebook.schedules.blocked
-    share = numbers.halved_line.value
 
     def scans_long(step: Step) -> bool:
         """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
@@ -127,24 +126,10 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         """Does a kernel that reduces rows take other operands across them, in torn sectors?"""
         if not step.region.reduced:
             return False
-        laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
+        laid = rows_of_step(step)
         return laid.torn(device) and laid.crossed
 
-    def halvings(step: Step) -> float:
-        """How often a line of memory is halved among the programs that reduce rows across it. A
-        row that has to be walked twice otherwise, or rescaled, is worth that if it is short."""
-        if not step.region.reduced or not step.along:
-            return 0.0
-        laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
-        line = laid.coalesced(rulebook.schedules.row.line_bytes.count, stored=False)
-        short = step.length <= numbers.worth_holding.count and not walked_once(laid)
-        return 0.0 if laid.mixed or short else max(0.0, log2(min(line, laid.count) / step.rows))
-
-    lost = [sum(share * halvings(step) * step.moved for step in plan.steps) for plan in plans]
-    launch = device.launch_us * 1e-6 * device.bandwidth if any(lost) else 0.0
-    costs = [
-        plan.moved + more + launch * plan.launches for plan, more in zip(plans, lost, strict=True)
-    ]
+    costs = _costs(plans, device, rulebook)
     whole = [plan.finish_share <= slack for plan in plans]
     least = min(compress(costs, whole), default=min(costs))
 
@@ -157,6 +142,32 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         return much, _idles(plan.busiest, device), not whole[place], torn, more, long, slow
 
     return [plans[place] for place in sorted(range(len(plans)), key=rank)]
+
+
+def _costs(plans: Sequence[Plan], device: Device, rulebook: Rulebook) -> list[float]:
+    """HBM bytes of each plan. Where programs of any share lines of memory, what that and a launch
+    take counts as bytes."""
+    share = rulebook.schedules.blocked.halved_line.value
+    shared = [
+        sum(share * _halvings(step, rulebook) * step.moved for step in plan.steps) for plan in plans
+    ]
+    launch = device.launch_us * 1e-6 * device.bandwidth if any(shared) else 0.0
+    return [
+        plan.moved + more + launch * plan.launches for plan, more in zip(plans, shared, strict=True)
+    ]
+
+
+def _halvings(step: Step, rulebook: Rulebook) -> float:
+    """How often a line of memory is halved among the programs that reduce rows across it. A row
+    that has to be walked twice otherwise, or rescaled, is worth that if it is short."""
+    if not step.region.reduced or not step.along:
+        return 0.0
+    laid = rows_of_step(step)
+    parts = min(laid.coalesced(LINE_BYTES, stored=False), laid.count) / step.rows
+    if parts <= 1 or laid.mixed:
+        return 0.0
+    short = step.length <= rulebook.schedules.blocked.worth_holding.count
+    return 0.0 if short and not walked_once(laid) else log2(parts)
 
 
 def _waits(step: Step, rulebook: Rulebook) -> bool:

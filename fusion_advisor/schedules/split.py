@@ -14,11 +14,11 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules import flat, row, tiled
 from fusion_advisor.schedules.base import Plan, Refused, Step
 from fusion_advisor.schedules.blocked import chunks, walked_twice
-from fusion_advisor.schedules.layout import Group, spanned
+from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
-from fusion_advisor.schedules.rows import laid_out
+from fusion_advisor.schedules.rows import laid_out, rows_of_step
 
 NAME = "split"
 
@@ -89,8 +89,7 @@ def _results(left: Region, inner: frozenset[int], device: Device, rulebook: Rule
 
 def _lines(step: Step) -> bool:
     """Does a program walk neighbouring rows, in lines of all that it reads?"""
-    laid = laid_out(step.region, step.along, frozenset(spanned(step.outer)), step.serial)
-    return step.rows > 1 and not laid.mixed
+    return step.rows > 1 and not rows_of_step(step).mixed
 
 
 def _fill(step: Step, device: Device, rulebook: Rulebook) -> bool:

@@ -149,7 +149,7 @@ def _floats(
     wrong = ~(_same_class(ours.double(), rounded) | _same_class(ours.double(), eager.double()))
     if wrong.any():
         raise KernelFault(f"{_at(index, wrong, ours, rounded)} (NaN or infinity)")
-    off = (_excused(ours, exact, moved) - criterion.factor * _lost(eager, exact)).clamp_min(0.0)
+    off = (_excused(ours, exact, moved) - criterion.factor * _lost(eager, rounded)).clamp_min(0.0)
     error, own = _largest(off, ours, exact), _largest(_excused(eager, exact, moved), eager, exact)
     size = torch.where(exact.isfinite(), exact.abs(), 0.0).amax() if exact.numel() else exact.sum()
     allowed = criterion.factor * own + ulps_of(dtype, summed, criterion) * ulp(size, dtype)
@@ -198,10 +198,9 @@ def _excused(found: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor | Non
 
 def _lost(eager: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Half a unit of float16 for each element beyond its range that eager alone has as infinite or
-    NaN; 0 elsewhere."""
-    half = torch.finfo(torch.float16)
-    size = torch.where(exact.to(eager.dtype).double().isfinite(), exact.double().abs(), 0.0)
-    missing = ~eager.double().isfinite() & (size > half.max)
+    NaN, by float64's results in the range of eager's dtype; 0 elsewhere."""
+    half, size = torch.finfo(torch.float16), exact.abs()
+    missing = ~eager.double().isfinite() & exact.isfinite() & (size > half.max)
     return torch.where(missing, size * (half.eps / 2), 0.0)
 
 
