@@ -268,6 +268,8 @@ class BlockedSchedule(Table):
     """Tile of rows that lie along contiguous memory in one tensor and across it in another."""
     halved_line: Share
     """Cost of each halving of a line of memory among programs, as a share of its bytes."""
+    torn_sector: Speedup
+    """Cost of a sector that is taken and not used, in sectors that are."""
     worth_holding: Elements
     """Row length up to which a program holds rows for that cost that it would walk twice or rescale
     otherwise."""

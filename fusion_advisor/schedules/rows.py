@@ -118,17 +118,19 @@ class Rows:
         most = max(map(abs, turned))
         return 4 * max(turned) >= most and -4 * min(turned) >= most > 0
 
-    def torn(self, device: Device) -> bool:
-        """Whether rows lie across contiguous memory in a tensor that the L2 does not hold, whose
-        lines begin between sectors, so that programs take more sectors than their rows fill."""
-        return any(
-            self._turned(each) > 0
+    def torn(self, device: Device, rows: int) -> int:
+        """Bytes of sectors that tiles of some rows take and do not use: where rows lie across
+        contiguous memory in a tensor that the L2 does not hold, whose lines begin between sectors,
+        a tile takes one sector more of each line."""
+        return sum(
+            each.tensor.bytes * SECTOR_BYTES // (rows * each.tensor.itemsize)
+            for each in self.everything
+            if self._turned(each) > 0
             and each.tensor.bytes > device.memory.l2.count
             and any(
                 each.step(group.axes[-1]) * each.tensor.itemsize % SECTOR_BYTES
                 for group in self.along
             )
-            for each in self.everything
         )
 
     def _turned(self, access: Access) -> int:

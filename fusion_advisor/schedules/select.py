@@ -16,7 +16,7 @@ from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_wa
 from fusion_advisor.schedules.blocked import scanned_across, walked_once
 from fusion_advisor.schedules.layout import reach
 from fusion_advisor.schedules.online import passes
-from fusion_advisor.schedules.rows import rows_of_step
+from fusion_advisor.schedules.rows import Rows, rows_of_step
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
 
 def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
     """Plans that fill the device first; of those that do, or do not, the ones that read little
-    again, that tear no sectors, if there is one, and that move the fewest bytes, give or take a
-    finishing step; of those the ones that scan no long rows at once, that hold none until its
-    reductions have followed one another, and the one whose schedule comes first."""
+    again and that move the fewest bytes, give or take a finishing step; of those the ones that scan
+    no long rows at once, that hold none until its reductions have followed one another, and the one
+    whose schedule comes first."""
     if len(plans) < 2:
         return plans
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
@@ -122,13 +122,6 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
             most = scanned_across(step.region, numbers)
         return any(step.region.all("scan")) and step.block > most
 
-    def tears(step: Step) -> bool:
-        """Does a kernel that reduces rows take other operands across them, in torn sectors?"""
-        if not step.region.reduced:
-            return False
-        laid = rows_of_step(step)
-        return laid.torn(device) and laid.crossed
-
     costs = _costs(plans, device, rulebook)
     whole = [plan.finish_share <= slack for plan in plans]
     least = min(compress(costs, whole), default=min(costs))
@@ -137,32 +130,35 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         plan, cost = plans[place], costs[place]
         long = any(map(scans_long, plan.steps))
         much = long and scanned_across(plan.region, numbers) == 1  # more than idle threads cost
-        torn, more = any(map(tears, plan.steps)), cost > least * (1 + slack)
+        more = cost > least * (1 + slack)
         slow = any(_waits(step, rulebook) for step in plan.steps)
-        return much, _idles(plan.busiest, device), not whole[place], torn, more, long, slow
+        return much, _idles(plan.busiest, device), not whole[place], more, long, slow
 
     return [plans[place] for place in sorted(range(len(plans)), key=rank)]
 
 
 def _costs(plans: Sequence[Plan], device: Device, rulebook: Rulebook) -> list[float]:
-    """HBM bytes of each plan. Where programs of any share lines of memory, what that and a launch
-    take counts as bytes."""
-    share = rulebook.schedules.blocked.halved_line.value
-    shared = [
-        sum(share * _halvings(step, rulebook) * step.moved for step in plan.steps) for plan in plans
-    ]
-    launch = device.launch_us * 1e-6 * device.bandwidth if any(shared) else 0.0
+    """HBM bytes of each plan. Where programs take more of memory than they use, or share its lines,
+    what that and a launch take counts as bytes."""
+    wasted = [sum(_wasted(step, device, rulebook) for step in plan.steps) for plan in plans]
+    launch = device.launch_us * 1e-6 * device.bandwidth if any(wasted) else 0.0
     return [
-        plan.moved + more + launch * plan.launches for plan, more in zip(plans, shared, strict=True)
+        plan.moved + more + launch * plan.launches for plan, more in zip(plans, wasted, strict=True)
     ]
 
 
-def _halvings(step: Step, rulebook: Rulebook) -> float:
-    """How often a line of memory is halved among the programs that reduce rows across it. A row
-    that has to be walked twice otherwise, or rescaled, is worth that if it is short."""
+def _wasted(step: Step, device: Device, rulebook: Rulebook) -> float:
+    """Bytes that take as long as what a kernel that reduces rows across memory asks for in vain."""
     if not step.region.reduced or not step.along:
         return 0.0
-    laid = rows_of_step(step)
+    numbers, laid = rulebook.schedules.blocked, rows_of_step(step)
+    halved = numbers.halved_line.value * _halvings(laid, step, rulebook) * step.moved
+    return halved + numbers.torn_sector.value * laid.torn(device, step.rows)
+
+
+def _halvings(laid: Rows, step: Step, rulebook: Rulebook) -> float:
+    """How often a line of memory is halved among the programs that reduce rows across it. A row
+    that has to be walked twice otherwise, or rescaled, is worth that if it is short."""
     parts = min(laid.coalesced(LINE_BYTES, stored=False), laid.count) / step.rows
     if parts <= 1 or laid.mixed:
         return 0.0

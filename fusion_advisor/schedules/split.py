@@ -71,7 +71,7 @@ def _torn(region: Region, inner: frozenset[int], serial: frozenset[int], device:
     more sectors than these fill where lines begin between two."""
     across = region.space - inner - serial
     laid = laid_out(region, inner, across, serial)
-    if not (laid.torn(device) and laid.crossed):
+    if not (laid.torn(device, 1) and laid.crossed):
         return False
     reduced = Cut(region, inner, passes(region, inner)[0], 1, 0).partial()
     return not laid_out(reduced, inner, across, frozenset()).crossed

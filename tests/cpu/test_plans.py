@@ -860,6 +860,8 @@ def test_torn_rows_are_reduced_before_what_lies_across_them_is_read() -> None:
     assert schedules_for(scaled, whole, far(8, 9728, 832)) == ["row"]
     assert schedules_for(scaled, far(8, 832, 726), far(8, 726, 832)) == ["row"], "in the L2"
     assert schedules_for(summed, torn, far(8, 9726, 832)) == ["row"], "read together in any case"
+    short = far(128, 2038277), far(2038277, 128)
+    assert schedules_for(scaled, *short) == ["row"], "32 neighbours lose little"
     last = best(scaled, torn, far(8, 9726, 832)).steps[-1]
     assert min(last.rows, last.block) >= 32, "a tile of lines either way"
 
