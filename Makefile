@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start hundreds of processes: what the first compiles, the others read.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-deep test-gpu lint types setup regen clean
 
 demo: $(READY)

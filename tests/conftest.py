@@ -3,6 +3,7 @@ and golden files."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -48,6 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu and not _has_gpu():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_sessionfinish() -> None:
+    """Spare pytest's last collections, which walk all of torch's objects five times; Python's own
+    at its end comes behind them."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def _leave_to_deep(items: list[pytest.Item]) -> None:

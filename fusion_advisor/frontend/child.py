@@ -250,9 +250,9 @@ def capture_here(
 
 def _loaded_files() -> tuple[str, ...]:
     """The files of loaded modules that belong to no installed package."""
-    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    files = (file for file in named if file and os.path.isabs(file) and has_source(file))
-    return tuple(sorted(filter(is_user, files)))
+    named = {getattr(module, "__dict__", {}).get("__file__") for module in [*sys.modules.values()]}
+    files = (file for file in named if file and is_user(file) and os.path.isabs(file))
+    return tuple(sorted(filter(has_source, files)))
 
 
 def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:

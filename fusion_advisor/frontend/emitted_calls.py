@@ -123,7 +123,7 @@ def _hosts() -> Iterator[ModuleType]:
     versions, each named as its launcher."""
     for module in [*sys.modules.values()]:
         parts = getattr(module, "__dict__", {})
-        if not parts.keys() >= _PARTS:
+        if "fall_back" not in parts or not parts.keys() >= _PARTS:  # of thousands of modules
             continue
         name = module.__name__.rpartition(".")[2]
         if name == RUNTIME or ("reference" in parts and callable(parts.get(name))):

@@ -6,7 +6,7 @@ import os
 import re
 import sysconfig
 import traceback
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -93,7 +93,7 @@ def _readable(file: str) -> bool:
     return not file.startswith(("<", _OURS))
 
 
-@lru_cache(maxsize=4096)
+@cache
 def is_user(file: str) -> bool:
     """Whether a file is the user's own, and of no installed package."""
     return "site-packages" not in file and "dist-packages" not in file and not _is_stdlib(file)

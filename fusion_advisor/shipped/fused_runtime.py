@@ -150,8 +150,8 @@ def registered(results):
 
     def register(launcher):
         function = inspect.unwrap(launcher)
-        lines, _ = inspect.findsource(function.__code__)
-        calls = re.findall(r"\bhost\.(\w+)\(", "".join(lines)) if IMPORT in lines else ()
+        text = text_around(function)
+        calls = re.findall(r"\bhost\.(\w+)\(", text) if IMPORT in text else ()
         if lacking := sorted({*calls} - globals().keys()):
             raise ImportError(
                 f"{__file__} has no {', '.join(lacking)}, which {launcher.__module__} calls: have "
@@ -190,8 +190,16 @@ def operator_name(function):
 
 def fingerprint(function):
     """Hash of the text of the file that a function stands in."""
-    lines, _ = inspect.findsource(function.__code__)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+    return hashlib.sha256(text_around(function).encode()).hexdigest()[:12]
+
+
+def text_around(function):
+    """Text of the file that a function stands in; `inspect` would walk all modules for it."""
+    file = function.__code__.co_filename
+    linecache.checkcache(file)
+    if lines := linecache.getlines(file, function.__globals__):
+        return "".join(lines)
+    raise OSError(f"{file}: the source of {function.__name__} cannot be read")
 
 
 def schema(name, function, results):

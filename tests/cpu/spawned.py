@@ -27,6 +27,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -45,7 +46,8 @@ IMPORTED = {
         "fusion_advisor.report.formats.text", "rich.console",
     ),
     "interpreter": (
-        "torch._dynamo", "torch.export._trace", "transformers.modeling_utils",
+        "torch._dynamo", "torch.export._trace", "torch._inductor.compile_fx",
+        "transformers.modeling_utils", "fusion_advisor.dynamo.backend",
         "fusion_advisor.measure.child", "fusion_advisor.sourcepatch.trial_child",
     ),
 }  # fmt: skip
@@ -236,6 +238,9 @@ def install() -> Callable[[], None]:
 
 
 def _work(*given: int) -> NoReturn:
+    # At its end a process takes operators of torch's away, one by one: those of the process that is
+    # forked go with this one anyway.
+    weakref.finalize._registry.clear()
     for name in IMPORTED:
         first, *given = given
         _telling[name] = socket.socket(fileno=fcntl.fcntl(first, fcntl.F_DUPFD, _FREE))
@@ -290,7 +295,10 @@ def _serve(name: str, number: int) -> None:
     forkserver.end_with_parent()
     for module in IMPORTED[name]:
         importlib.import_module(module)
+    from triton.runtime.cache import triton_key
+
     load_rulebook()
+    triton_key()  # a hash of all of Triton's files, which each compilation asks for
     if name == "commands":  # the first capture fills caches that all others read
         importlib.import_module("tests.cpu.in_process").captured(str(EXAMPLE), Scenario())
     forkserver.serve(number, _work)
