@@ -208,7 +208,7 @@ def _blocks(call: Call, kind: str, device: Device) -> Blocks:
 def _by_rows(call: Call, kind: str, rows: int, device: Device) -> Blocks:
     """Grid of a norm, a softmax or a scan: a block for each row, of a softmax a warp for each row
     that is short and the largest block for one that is not; where rows lie across memory, a thread
-    for each. A layer norm takes two kernels where rows are no whole vectors (native/cuda/:
+    for each. A norm of rows takes two kernels where rows are no whole vectors (native/cuda/:
     SoftMax.cu, PersistentSoftmax.cuh, layer_norm_kernel.cu)."""
     times, warp = device.times, device.warp_size
     length, threads = -(-call.operands[0].numel // rows), times.eager_threads.count
@@ -218,17 +218,32 @@ def _by_rows(call: Call, kind: str, rows: int, device: Device) -> Blocks:
     if not _contiguous(call):
         return Blocks(-(-rows // threads), threads // warp, length)
     if kind == "scan":
-        return Blocks(-(-rows // (threads // warp)), threads // warp, -(-length // warp))
+        return _scan_along(call, length, rows, device)
     if kind == "softmax" and length <= times.eager_short.count:
         return Blocks(-(-rows // (threads // warp)), threads // warp)
     if kind == "softmax":
         threads = device.multiprocessor.threads_per_block.count
     group = "group" in call.node.op
-    if group or (kind == "layer" and length % vector):  # one kernel for moments, one for results
+    if group or (kind in ("layer", "rms") and length % vector):  # one for moments, one for results
         threads, passes = times.eager_reduction.threads.count, 1 if group else 2
         return Blocks(rows, threads // warp, passes * -(-length // threads), 2)
     passes = 2 if kind in ("layer", "norm") else 1  # the moments, and then the results
     return Blocks(rows, threads // warp, passes * -(-length // (threads * vector)))
+
+
+def _scan_along(call: Call, length: int, rows: int, device: Device) -> Blocks:
+    """Grid of a scan along contiguous memory: of a block's threads as many share a row as keep the
+    operand's proportions, 16 at least; all of them, too, where rows are so many that the unsigned
+    difference of the two logarithms wraps around (native/cuda/ScanUtils.cuh). A thread has two
+    elements at a time, and waits for its loads, for its row's tree and for what came before; twice
+    as long where a step takes a logarithm."""
+    threads = device.times.eager_reduction.threads.count
+    most = threads.bit_length() - 1
+    shared = most + (length - 1).bit_length() - (rows - 1).bit_length()
+    across = 1 << (most if shared < 0 else min(max(4, shared // 2), most))
+    waits = 6 if "log" in call.node.op else 3
+    rounds = -(-length // (2 * across))
+    return Blocks(-(-rows * across // threads), threads // device.warp_size, waits * rounds)
 
 
 def _softmax_across(call: Call, length: int, rows: int, device: Device) -> Blocks:

@@ -73,12 +73,32 @@ def test_how_a_reduction_spreads(
     ("function", "shape", "blocks", "rounds"),
     [
         (lambda a: a.cumsum(1), (16, 1024, 256), 32, 1024),
+        (lambda a: a.cumsum(1), (5282, 1984), 166, 3 * 62),
+        (lambda a: a.cumsum(1), (64, 1984), 16, 3 * 8),
+        (lambda a: a.cumsum(1), (60000, 72), 1875, 3 * 3),
+        (lambda a: a.cumsum(1), (140000, 72), 140000, 3),
+        (lambda a: a.logcumsumexp(1), (140000, 72), 140000, 6),
         (lambda a: torch.softmax(a, -1), (1024, 2048), 256, 1),
         (lambda a: torch.softmax(a, -1), (32, 65536), 32, 16),
         (lambda a: F.layer_norm(a, (65536,)), (32, 65536), 32, 256),
         (lambda a: F.layer_norm(a, (1023,)), (64, 1023), 64, 4),
+        (lambda a: F.rms_norm(a, (65536,)), (32, 65536), 32, 128),
+        (lambda a: F.rms_norm(a, (1023,)), (64, 1023), 64, 4),
     ],
-    ids=["columns summed up", "a row a warp", "long rows", "a norm", "rows of no whole vectors"],
+    ids=[
+        "columns summed up",
+        "rows summed up",
+        "few rows",
+        "many rows",
+        "so many that torch's difference wraps around",
+        "with logarithms",
+        "a row a warp",
+        "long rows",
+        "a norm",
+        "rows of no whole vectors",
+        "without a mean",
+        "without a mean, no whole vectors",
+    ],
 )
 def test_how_often_eager_waits_for_loads(
     function: Callable[..., object], shape: tuple[int, ...], blocks: int, rounds: int
