@@ -55,7 +55,25 @@ class Casts:
 
     @contextmanager
     def on_cpu(self) -> Generator[None, None, None]:
-        """While active, autocast of a CPU casts as CUDA's does."""
+        """While active, autocast of a CPU casts as CUDA's does, from where it is switched on first:
+        most models run without, and some hundred operators take a while to change."""
+        plain = torch.set_autocast_enabled
+        with ExitStack() as stack:
+            change = functools.cache(lambda: stack.enter_context(self._changed()))
+
+            def switched(device: Any, enabled: bool) -> None:
+                if device == "cpu" and enabled:
+                    change()
+                plain(device, enabled)
+
+            stack.enter_context(mock.patch.object(torch, "set_autocast_enabled", switched))
+            if torch.is_autocast_enabled("cpu"):
+                switched("cpu", True)
+            yield
+
+    @contextmanager
+    def _changed(self) -> Generator[None, None, None]:
+        """While active, autocast of a CPU has kernels that cast as CUDA's do."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel of a CPU gives way
