@@ -234,9 +234,9 @@ def _by_rows(call: Call, kind: str, rows: int, device: Device) -> Blocks:
 def _scan_along(call: Call, length: int, rows: int, device: Device) -> Blocks:
     """Grid of a scan along contiguous memory: of a block's threads as many share a row as keep the
     operand's proportions, 16 at least; all of them, too, where rows are so many that the unsigned
-    difference of the two logarithms wraps around (native/cuda/ScanUtils.cuh). A thread has two
-    elements at a time, and waits for its loads, for its row's tree and for what came before; twice
-    as long where a step takes a logarithm."""
+    difference of the two logarithms wraps around (native/cuda/ScanUtils.cuh of PyTorch 2.11). A
+    thread has two elements at a time, and waits for its loads, for its row's tree and for what came
+    before; twice as long where a step takes a logarithm."""
     threads = device.times.eager_reduction.threads.count
     most = threads.bit_length() - 1
     shared = most + (length - 1).bit_length() - (rows - 1).bit_length()
