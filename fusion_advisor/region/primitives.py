@@ -158,6 +158,16 @@ PRIMITIVES: dict[str, Primitive] = {
 }
 
 
+LIMITS = {
+    "int64": ("-9223372036854775808", "9223372036854775807"),
+    "int32": ("-2147483648", "2147483647"),
+    "int16": ("-32768", "32767"),
+    "int8": ("-128", "127"),
+    "uint8": ("0", "255"),
+}
+"""Least and largest number of each integer dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class Monoid:
     """A reduction: its neutral element by dtype class.
@@ -172,6 +182,13 @@ class Monoid:
     flops: int = 1
     within: tuple[str, ...] = ()
     """Primitives in one combination of two, where it is more than an instruction."""
+
+    def neutral_of(self, dtype: str) -> str:
+        """The neutral element in a dtype."""
+        if dtype.startswith("float"):
+            return self.neutral
+        low, high = LIMITS[dtype]
+        return {"lowest": low, "highest": high}.get(self.integer_neutral, self.integer_neutral)
 
 
 MONOIDS: dict[str, Monoid] = {

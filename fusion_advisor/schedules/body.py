@@ -45,13 +45,6 @@ from fusion_advisor.tile.program import (
 )
 from fusion_advisor.tile.text import shown
 
-_LIMITS = {
-    "int64": ("-9223372036854775808", "9223372036854775807"),
-    "int32": ("-2147483648", "2147483647"),
-    "int16": ("-32768", "32767"),
-    "int8": ("-128", "127"),
-    "uint8": ("0", "255"),
-}
 _LONGEST_PART = 50
 """Letters; a longer part of an expression gets a statement and a name of its own."""
 _NUMBERS = ("const", "given", "size", "taken", "extent")
@@ -457,12 +450,8 @@ class Body(Addresses):
     # -- reductions ----------------------------------------------------------------------------
 
     def _neutral(self, expr: Expr) -> Tile:
-        monoid, dtype = MONOIDS[expr.monoid], self.region.exprs[expr.args[0]].dtype
-        if dtype in ("float32", "float64"):
-            return Literal(monoid.neutral)
-        low, high = _LIMITS[dtype]
-        own = {"lowest": low, "highest": high}
-        return Literal(own.get(monoid.integer_neutral, monoid.integer_neutral))
+        dtype = self.region.exprs[expr.args[0]].dtype
+        return Literal(MONOIDS[expr.monoid].neutral_of(dtype))
 
     def _masked(self, expr: Expr, operand: Tile) -> Tile:
         """The operand with what changes nothing in the lanes behind the row's end."""

@@ -4,6 +4,7 @@
 - Variables are begun before they are updated, and nothing else is.
 - Where the address of a load or a store differs from lane to lane, its mask does, too: along every
   constant that lanes count to, but those of which each lane has an element.
+- What a reduction combines along such lanes is neutral in those that have no element.
 """
 
 from __future__ import annotations
@@ -11,17 +12,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from fusion_advisor.region.primitives import LIMITS, MONOIDS
 from fusion_advisor.tile.program import (
+    Across,
     Address,
     Barrier,
     Begin,
+    Binary,
     Block,
+    Broadcast,
+    Cast,
+    Combine,
     DeviceCall,
     Do,
+    Elementwise,
     For,
+    Full,
     If,
     Lanes,
     Let,
+    Literal,
     Load,
     Multiple,
     Name,
@@ -43,6 +53,13 @@ _FIRST = "ROWS"
 """Constant that lanes along the first of a tile's two dimensions count to."""
 _COUNTS = frozenset(("ROWS", "COLS", "REST", "ENDS", "PEERS", "BLOCK"))
 """Constants that lanes count to, wherever a device function takes them."""
+
+
+_NEUTRAL = {
+    name: {monoid.neutral, *(monoid.neutral_of(dtype) for dtype in LIMITS)}
+    for name, monoid in MONOIDS.items()
+}
+"""Each monoid's neutral element as it is written, in any dtype."""
 
 
 class Malformed(ValueError):
@@ -79,6 +96,10 @@ def verify(function: TileFunction, whole: Collection[str] = ()) -> None:
 class _Verifier:
     arguments: frozenset[str]
     whole: frozenset[str]
+    spreads: dict[str, _Lanes] = field(default_factory=dict[str, _Lanes])
+    """Lanes along which each name differs, wherever it began."""
+    given: dict[str, list[Tile | None]] = field(default_factory=dict[str, "list[Tile | None]"])
+    """Values that each name has been given so far; None for one result of several."""
 
     def block(self, block: Block, known: _Known) -> None:
         for statement in block:
@@ -91,6 +112,7 @@ class _Verifier:
                 uniform = _UNIFORM.get(value.function, ()) if isinstance(value, DeviceCall) else ()
                 for place, name in enumerate(names):
                     self.begin(name, frozenset() if place in uniform else spread, known)
+                    self.given.setdefault(name, []).append(value if len(names) == 1 else None)
             case Multiple(name, divisor) | Settled(name, divisor):
                 self.use(name, known)
                 self.use(divisor, known)
@@ -98,11 +120,14 @@ class _Verifier:
                     raise Malformed(f"{name}: told to the compiler, and is no argument")
             case Begin(name, value):
                 self.begin(name, self.value(value, known), known)
+                self.given.setdefault(name, []).append(value)
                 known.variables.add(name)
             case Update(name, value):
                 if name not in known.variables:
                     raise Malformed(f"{name}: updated, and was not begun")
                 known.names[name] |= self.value(value, known)
+                self.spreads[name] = known.names[name] | self.spreads[name]
+                self.given[name].append(value)
             case Store(address, value, mask):
                 self.value(value, known)
                 self.guarded("store", address, mask, known)
@@ -153,6 +178,7 @@ class _Verifier:
             raise Malformed(f"{name}: begins twice")
         known.begun.add(name)
         known.names[name] = spread
+        self.spreads[name] = spread | self.spreads.get(name, frozenset())
 
     def use(self, name: str, known: _Known) -> _Lanes:
         if name not in known.names:
@@ -178,8 +204,65 @@ class _Verifier:
             assert isinstance(part, Tile)
             found |= self.value(part, known)
         if isinstance(value, Reduce):
-            return self.left(value, found)
+            left = self.left(value, found)
+            self.filled(value, found - left - self.whole)
+            return left
         return found | self.counted(value) if isinstance(value, DeviceCall) else found
+
+    def filled(self, reduction: Reduce, open_: _Lanes) -> None:
+        """Demand neutral elements of a reduction along open lanes, where these have no element."""
+        if open_ and not self.neutral(reduction.value, reduction.monoid, open_, frozenset()):
+            along = ", ".join(sorted(open_))
+            raise Malformed(f"{reduction.monoid} along {along}: not neutral where lanes are empty")
+
+    def neutral(self, value: Tile | None, monoid: str, open_: _Lanes, seen: frozenset[str]) -> bool:
+        """Whether a value is seen to be a monoid's neutral element where open lanes have no
+        element. A variable, once among those `seen`, is what it has been given otherwise."""
+
+        def neutral(*values: Tile | None) -> bool:
+            return all(self.neutral(each, monoid, open_, seen) for each in values)
+
+        match value:
+            case Literal(text):
+                return text in _NEUTRAL[monoid]
+            case Name(name):
+                given = self.given.get(name, (None,))
+                return name in seen or all(
+                    self.neutral(each, monoid, open_, seen | {name}) for each in given
+                )
+            case Elementwise("where", (condition, this, other)):
+                return neutral(other) and (self.spread(condition) >= open_ or neutral(this))
+            case Load(_, mask, other):
+                return mask is not None and self.spread(mask) >= open_ and neutral(other)
+            case Full(_, inside) | Broadcast(inside) | Across(inside) | Cast(inside):
+                return neutral(inside)
+            case Combine(_, one, two) | Binary("+", one, two):
+                return neutral(one, two)
+            case Binary("*", one, two) if monoid == "sum":
+                return neutral(one) or neutral(two)
+            case Binary("-", one, two) if monoid == "sum":
+                return self.stands_in(two, one, open_)
+            case Elementwise("cdiv", (Binary("-", _, lanes), every)) if monoid == "sum":
+                counted = lanes.value if isinstance(lanes, Across) else lanes
+                return counted == Lanes(every)  # how many elements a lane has
+            case _:
+                return False
+
+    def stands_in(self, one: Tile, value: Tile, open_: _Lanes) -> bool:
+        """Whether a value is another one where open lanes have no element."""
+        if isinstance(value, Name):
+            given = self.given.get(value.id, [None])
+            return all(each is not None and self.stands_in(one, each, open_) for each in given)
+        match value:
+            case Elementwise("where", (condition, _, other)):
+                return other == one and self.spread(condition) >= open_
+            case _:
+                return False
+
+    def spread(self, value: Tile) -> _Lanes:
+        """Constants that lanes count to along which a value differs."""
+        counted = _names(node for node in walk([value]) if isinstance(node, Lanes))
+        return frozenset(counted).union(*(self.spreads.get(n, ()) for n in _names([value])))
 
     @staticmethod
     def left(reduction: Reduce, lanes: _Lanes) -> _Lanes:

@@ -23,7 +23,7 @@ shipped      support
 ir           support
 rulebook     support ir
 region       ir rulebook
-tile
+tile         region
 ops          ir region
 frontend     support shipped ir rulebook ops
 cost         ir rulebook region ops

@@ -192,7 +192,7 @@ def test_what_is_reduced_is_one_number_for_all_lanes(axis: int | None) -> None:
 
 def test_a_column_of_results_differs_along_rows_alone() -> None:
     rows = Across(Lanes(Name("ROWS")), 1)
-    tile = Let(("x",), Load(Address("x_ptr", (rows + Name("col"),)), Name("mask"), Literal("0")))
+    tile = Let(("x",), Load(Address("x_ptr", (rows + Name("col"),)), Name("mask"), Literal("inf")))
     mask = Let(("mask",), Name("inside") & (rows < Name("rows")))
     least = Let(("at",), Reduce("min", Name("x"), 1, kept=True))
     load = Load(Address("y_ptr", (Name("at"),)))
@@ -200,6 +200,54 @@ def test_a_column_of_results_differs_along_rows_alone() -> None:
         verify(
             function(COL, INSIDE, mask, tile, least, Let(("y",), load), constants=("COLS", "ROWS"))
         )
+
+
+SQUARE = Name("x") * Name("x")
+ROW_MASK = Let(("row_mask",), ProgramId(0) < Name("rows"))
+
+
+@pytest.mark.parametrize(
+    ("monoid", "value", "kept"),
+    [
+        ("max", Name("x"), True),  # as it was loaded
+        ("max", Cast(Name("x"), "float32"), True),
+        ("min", Name("x"), False),
+        ("sum", SQUARE, False),
+        ("sum", where(Name("inside"), SQUARE, Literal("0.0")), True),
+        ("sum", where(Name("inside"), SQUARE, Literal("1.0")), False),
+        ("prod", where(Name("inside"), SQUARE, Literal("1.0")), True),
+        ("max", where(Name("inside"), Name("n"), Literal("-2147483648")), True),
+        ("sum", where(Name("row_mask"), SQUARE, Literal("0.0")), False),  # another lane's question
+        ("sum", where(Name("inside"), SQUARE, Literal("0.0")) * Name("cols"), True),
+        ("sum", SQUARE + where(Name("inside"), SQUARE, Literal("0.0")), False),
+    ],
+)
+def test_what_is_combined_is_neutral_where_lanes_are_empty(
+    monoid: str, value: Tile, *, kept: bool
+) -> None:
+    n = Let(("n",), Name("col") * 2)
+    body = (COL, INSIDE, ROW_MASK, LOADED, n, Let(("found",), Reduce(monoid, value, None)))
+    verify(function(*body), ("COLS",))
+    if kept:
+        verify(function(*body))
+        return
+    with pytest.raises(Malformed, match=f"{monoid} along COLS: not neutral where lanes are empty$"):
+        verify(function(*body))
+
+
+@pytest.mark.parametrize(("begun", "kept"), [("0.0", True), ("1.0", False)])
+def test_a_sum_for_each_lane_begins_with_nothing(begun: str, *, kept: bool) -> None:
+    chunk = where(Name("inside"), Name("x"), Literal("0.0"))
+    body = (
+        COL, INSIDE, LOADED, Begin("sums", Full((COLS,), Literal(begun), "float32")),
+        Update("sums", Combine("sum", Name("sums"), chunk)),
+        Let(("found",), Reduce("sum", Name("sums"), 0)),
+    )  # fmt: skip
+    if kept:
+        verify(function(*body))
+        return
+    with pytest.raises(Malformed, match="sum along COLS: not neutral"):
+        verify(function(*body))
 
 
 def test_what_both_sides_of_a_branch_begin_is_known_behind_it() -> None:
