@@ -150,8 +150,9 @@ def registered(results):
 
     def register(launcher):
         function = inspect.unwrap(launcher)
-        text = text_around(function)
-        calls = re.findall(r"\bhost\.(\w+)\(", text) if IMPORT in text else ()
+        linecache.checkcache(function.__code__.co_filename)
+        lines = linecache.getlines(function.__code__.co_filename, function.__globals__)
+        calls = re.findall(r"\bhost\.(\w+)\(", "".join(lines)) if IMPORT in lines else ()
         if lacking := sorted({*calls} - globals().keys()):
             raise ImportError(
                 f"{__file__} has no {', '.join(lacking)}, which {launcher.__module__} calls: have "
@@ -189,17 +190,9 @@ def operator_name(function):
 
 
 def fingerprint(function):
-    """Hash of the text of the file that a function stands in."""
-    return hashlib.sha256(text_around(function).encode()).hexdigest()[:12]
-
-
-def text_around(function):
-    """Text of the file that a function stands in; `inspect` would walk all modules for it."""
-    file = function.__code__.co_filename
-    linecache.checkcache(file)
-    if lines := linecache.getlines(file, function.__globals__):
-        return "".join(lines)
-    raise OSError(f"{file}: the source of {function.__name__} cannot be read")
+    """Hash of the text of a function's file, for which `inspect` would walk all modules."""
+    lines = linecache.getlines(function.__code__.co_filename, function.__globals__)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
 
 
 def schema(name, function, results):
