@@ -6,6 +6,7 @@ the row is made by a kernel for what is left of the region. No program waits for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -40,12 +41,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         )
     ):
         raise Refused("no-schedule", "there are rows enough for a program each")
-    steps: list[Step] = []
-    left: Region | None = region
-    while left is not None and any(
-        frozenset(left.exprs[n].axes) == inner for n in left.all("reduce")
-    ):
-        cut = Cut(left, inner, passes(left, inner)[0], 1, len(steps))
+
+    def parts_of(left: Region, before: int) -> tuple[Cut, Step]:
+        cut = Cut(left, inner, passes(left, inner)[0], 1, before)
         serial = serial_axes(cut.partial(), inner, rulebook.schedules.flat)
         partial = chunks(cut.partial(), inner, serial, device, rulebook, cut.parts)
         lines = _lines(partial)
@@ -57,12 +55,34 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         partial = replace(partial, part=cut.part, parts=parts, read_again=0)
         if cut.part == partial.block:  # a part is one chunk: nothing to walk
             partial = replace(partial, schedule=row.NAME, stages=1)
-        steps.append(partial)
-        combined, left = cut.combined()
-        steps.append(row.tile(combined, frozenset({cut.parts}), frozenset(), device, rulebook))
+        return cut, partial
+
+    steps, left = in_parts(region, inner, parts_of, row.tile, device, rulebook)
     if left is not None:
         steps.append(_results(left, inner, device, rulebook))
     return Plan(NAME, region, tuple(steps))
+
+
+def in_parts(
+    region: Region,
+    inner: frozenset[int],
+    parts_of: Callable[[Region, int], tuple[Cut, Step]],
+    combine: Callable[[Region, frozenset[int], frozenset[int], Device, Rulebook], Step],
+    device: Device,
+    rulebook: Rulebook,
+) -> tuple[list[Step], Region | None]:
+    """The kernels that reduce along some axes, pass after pass, and what they leave of the region.
+    `parts_of` gives the first kernel of a pass, behind so many others, and how it cuts rows."""
+    steps: list[Step] = []
+    left: Region | None = region
+    while left is not None and any(
+        frozenset(left.exprs[n].axes) == inner for n in left.all("reduce")
+    ):
+        cut, partial = parts_of(left, len(steps))
+        steps.append(partial)
+        combined, left = cut.combined()
+        steps.append(combine(combined, frozenset({cut.parts}), frozenset(), device, rulebook))
+    return steps, left
 
 
 def _torn(region: Region, inner: frozenset[int], serial: frozenset[int], device: Device) -> bool:
