@@ -200,7 +200,8 @@ def _far(file: KernelFile) -> str:
 
 def _count_parts(file: KernelFile, step: Step) -> str:
     """How many programs share a row, or the rows."""
-    return f"{_parts(file, step)} = {_counted(file, step.numbered)}"
+    counted = product([_counted(file, programs) for programs in step.numbered])
+    return f"{_parts(file, step)} = {counted}"
 
 
 def _counted(file: KernelFile, programs: Extent, named: Collection[str] = ()) -> str:
@@ -215,12 +216,12 @@ def _grid(file: KernelFile, kernel: JitFunction) -> str:
     """Programs along each dimension: a function of the constants that they are counted by, which
     may be other ones at launch (`tuned_numbers.py`)."""
     step = kernel.step
-    counted = {step.numbered: _parts(file, step)} if step.parts else {}
+    parts = {step.numbered: _parts(file, step)} if step.parts else {}
     named = {constant.name for constant in kernel.body.constants if not constant.rule}
 
-    def text(dimension: Sequence[Extent]) -> str:
-        each = (counted.get(programs) or _counted(file, programs, named) for programs in dimension)
-        return product([*each])
+    def text(dimension: tuple[Extent, ...]) -> str:
+        each = (parts.get((one,)) or _counted(file, one, named) for one in dimension)
+        return parts.get(dimension) or product([*each])
 
     found = _tuple([text(dimension) for dimension in step.grid])
     return f"lambda at: {found}" if "at[" in found else found

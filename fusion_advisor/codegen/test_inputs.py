@@ -411,7 +411,7 @@ def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
     for step in (kernel.step for kernel in file.kernels):
         if step.parts:
             (axis,) = step.parts.axes
-            found[axis] = step.numbered.at(sizes)
+            found[axis] = prod(programs.at(sizes) for programs in step.numbered)
     return found
 
 

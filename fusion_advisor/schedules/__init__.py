@@ -7,10 +7,11 @@ from fusion_advisor.schedules import (
     flat,
     row,
     split,
+    squares,
     tiled,
 )
 
-SCHEDULES = (tiled, flat, row, cooperative, carried, split, blocked)
+SCHEDULES = (tiled, flat, row, cooperative, carried, squares, split, blocked)
 
 OFFERS = (
     "base",

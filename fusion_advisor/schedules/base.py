@@ -107,9 +107,17 @@ class Step:
         return Extent(spanned(self.inner), self.part, by=by) if self.part else Extent(())
 
     @property
-    def numbered(self) -> Extent:
-        """Programs that the axis of `parts` numbers: those that walk the rows, or share one."""
-        return self.walkers if self.most else self.beside
+    def joined(self) -> bool:
+        """Are all elements of a tile combined to one number?"""
+        return bool(self.part) and not self.region.reduced.isdisjoint(spanned(self.outer))
+
+    @property
+    def numbered(self) -> tuple[Extent, ...]:
+        """Programs that the axis of `parts` numbers, as a product: those that walk the rows, those
+        that share one, or all that have a tile."""
+        if self.most:
+            return (self.walkers,)
+        return (self.walkers, self.beside) if self.joined else (self.beside,)
 
     @property
     def follows(self) -> bool:
@@ -117,7 +125,7 @@ class Step:
         results that no program shares: what lies together is in flight together. Tiles of 64 x 64
         that transpose one of two to four tensors of 12017 x 2053 took up to a third longer where
         programs followed each other down the rows."""
-        return bool(self.part) and not (self.chunked or self.parts)
+        return bool(self.part) and (self.joined or not (self.chunked or self.parts))
 
     @property
     def grid(self) -> Grid:

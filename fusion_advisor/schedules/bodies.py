@@ -9,12 +9,14 @@ from fusion_advisor.schedules.cooperative_body import CooperativeBody
 from fusion_advisor.schedules.flat_body import FlatBody
 from fusion_advisor.schedules.persistent_body import PersistentBody
 from fusion_advisor.schedules.pieced_body import PiecedBody
+from fusion_advisor.schedules.squares import SquareBody
 
 _BODIES: dict[str, type[Body]] = {
     "flat": FlatBody,
     "blocked": ChunkedBody,
     "cooperative": CooperativeBody,
     "persistent": PersistentBody,
+    "squares": SquareBody,
 }
 
 
