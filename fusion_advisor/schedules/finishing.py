@@ -45,35 +45,6 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     return _in_two(region, handed, ends, device, rulebook, best)
 
 
-def _inner(region: Region) -> frozenset[int]:
-    """Axes along which reductions to single numbers should go first, since tensors lie across each
-    other: those along which the largest lies, up to where another's memory goes on. None where all
-    lie one way, or where anything is made of a part of the places."""
-    reductions = [*region.all("reduce")]
-    space = region.space
-    alike = all(frozenset(region.exprs[n].axes) == space for n in reductions)
-    joined = all(region.exprs[n].monoid in JOINED for n in reductions)
-    if region.kept or any(region.all("scan")) or not (reductions and alike and joined):
-        return frozenset()
-    loads = [load for load in accesses(region)[0] if load.walks == space and not load.pulled]
-    loads.sort(key=lambda load: -load.tensor.bytes)
-    ways = [sorted(space, key=lambda axis: abs(load.step(axis))) for load in loads]
-    others = {way[0] for way in ways} - {way[0] for way in ways[:1]}
-    found = ways[0][: min(ways[0].index(axis) for axis in others)] if others else []
-    return frozenset(found)
-
-
-def rows_first(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
-    """Plan of reductions to single numbers in two: rows, then what they give, added up in float64.
-    Refused where all tensors lie one way."""
-    inner = _inner(region)
-    if not inner:
-        raise Refused("no-schedule", "all that it reduces lies one way")
-    apart = _by_rows(region, inner)
-    handed = [n for n in apart.all("reduce") if frozenset(apart.exprs[n].axes) == inner]
-    return _in_two(apart, handed, list(apart.outputs), device, rulebook, best)
-
-
 def shared_first(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
     """Plan of reductions whose operands vary along fewer axes than the results, by themselves, and
     then of the results: otherwise programs walk them again for all places along the other axes.

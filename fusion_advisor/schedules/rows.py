@@ -133,6 +133,19 @@ class Rows:
             )
         )
 
+    def strewn(self, device: Device) -> int:
+        """Bytes of sectors that are taken and not used where neighbours along a row are neighbours
+        in memory in none of a tensor's elements, though it has rows on end, and where the L2 does
+        not hold the tensor until others take the rest."""
+        last = {axis for group in self.along[-1:] for axis in group.axes}
+        return sum(
+            each.tensor.bytes * (SECTOR_BYTES // each.tensor.itemsize - 1)
+            for each in self.loads
+            if each.tensor.bytes > device.memory.l2.count
+            and any(abs(step) == 1 and axis in self.axes for axis, step in each.strides.items())
+            and not any(abs(each.step(axis)) == 1 for axis in last)
+        )
+
     def _turned(self, access: Access) -> int:
         """1 where rows lie across contiguous memory, -1 where they lie along it, 0 where the tensor
         has one of the two alone."""

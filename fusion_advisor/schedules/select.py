@@ -49,11 +49,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
         return Planned((), (Refusal("no-schedule", why),))
     plans, refusals = _tried(region, device, rulebook)
-    if plans:  # what several programs share in any case goes by rows first
-        several = plans[0].launches > 1
-        first = finishing.rows_first if several else finishing.shared_first
+    if plans and plans[0].launches == 1:
         try:
-            plans.insert(0, first(region, device, rulebook, _best))
+            plans.insert(0, finishing.shared_first(region, device, rulebook, _best))
         except Refused as refused:
             refusals.append(refused.refusal)
     if not plans:
@@ -153,7 +151,8 @@ def _wasted(step: Step, device: Device, rulebook: Rulebook) -> float:
         return 0.0
     numbers, laid = rulebook.schedules.blocked, rows_of_step(step)
     halved = numbers.halved_line.value * _halvings(laid, step, rulebook) * step.moved
-    return halved + numbers.torn_sector.value * laid.torn(device, step.rows)
+    torn = numbers.torn_sector.value * laid.torn(device, step.rows)
+    return halved + torn + laid.strewn(device)
 
 
 def _halvings(laid: Rows, step: Step, rulebook: Rulebook) -> float:

@@ -20,6 +20,7 @@ KERNELS = {
     "row": "softmax",
     "carried": "mean_loss",
     "split": "split",
+    "squares": "squares",
     "blocked": "blocked",
     "row + row": "row + row",
 }

@@ -741,25 +741,81 @@ def pooled_softmax(a: torch.Tensor) -> torch.Tensor:
     return torch.softmax(torch.nn.functional.max_pool3d(a, 2), 1).amax(1)
 
 
-def test_numbers_of_tensors_that_lie_across_each_other_go_by_rows(worker: Worker) -> None:
+def squared_difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return ((a - b.mT) ** 2).mean()
+
+
+def test_numbers_of_tensors_that_lie_across_each_other_are_made_of_squares() -> None:
     """A walk along one's memory would be a walk across the other's."""
-
-    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return F.huber_loss(a.float(), b.float())
-
     long = torch.empty(4099, 2053, dtype=torch.bfloat16)
-    plan = best(loss, long, torch.empty(2053, 4099, dtype=torch.bfloat16).t())
-    first, *_ = plan.steps
-    assert (first.rows, rows(first)) == (8, 4099), "a tile of rows, not a part of all"
-    assert best(loss, long, long + 1).schedule == "split"
-    assert best(loss, long[:7, :9], long.t()[:7, :9]).launches == 1
-    turned = (x(65, 4099), x(4099, 65))
-    for function in (
-        lambda a, b: ((a - b.t()) ** 2).mean(),
+    plan = best(squared_difference, long, torch.empty(2053, 4099, dtype=torch.bfloat16))
+    first, second = plan.steps
+    assert (plan.schedule, first.rows, rows(first)) == ("squares", 64, 2053)
+    assert (first.programs, second.length) == (first.parts and first.parts.size,) * 2
+    assert best(squared_difference, long, long.mT + 1).schedule == "split"
+
+
+SQUARES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    "difference": (squared_difference, (x(65, 4099), x(4099, 65))),
+    "several": (
         lambda a, b: ((a * b.t()).amax(), (a + b.t()).exp().sum()),
-    ):
-        assert best(function, *turned).launches > 1
-        assert checked(function, turned, worker) is None
+        (x(65, 4099), x(4099, 65)),
+    ),
+    "batch": (squared_difference, (x(3, 70, 210), x(3, 210, 70))),
+    "beside": (
+        lambda a, b, c, d: ((a * c + b.t()) * d[:, None]).abs().sum(),
+        (x(130, 99), x(99, 130), x(99), x(130)),
+    ),
+    "stored": (lambda a, b: (a * b.t(), (a * b.t()).sum()), (x(130, 99), x(99, 130))),
+    "clipped": (lambda a, b: a * (a - b.t()).square().sum().rsqrt(), (x(130, 99), x(99, 130))),
+    "twice": (
+        lambda a, b: ((a * b.t() / (a * b.t()).abs().amax()) ** 2).sum(),
+        (x(130, 99), x(99, 130)),
+    ),
+    "channels last": (
+        lambda a, b: (a * b).sum(),
+        (x(4, 24, 9, 8), x(4, 24, 9, 8).contiguous(memory_format=torch.channels_last)),
+    ),
+    "bfloat16": (
+        lambda a, b: (a.float() - b.t().float()).abs().amax(),
+        (x(130, 99, dtype=torch.bfloat16), x(99, 130, dtype=torch.bfloat16)),
+    ),
+    "follows a maximum": (
+        lambda a, b: (a + b.t()).flatten().logsumexp(0),
+        (x(130, 99), x(99, 130)),
+    ),
+    "integers": (
+        lambda a, b: (a + b.t()).sum(),
+        (x(130, 99).to(torch.int32), x(99, 130).to(torch.int32)),
+    ),
+}  # fmt: skip
+"""Numbers of tensors that lie across each other, of which a plan in squares is checked."""
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_squares_give_what_eager_gives(name: str, worker: Worker) -> None:
+    function, inputs = SQUARES[name]
+    plans = plans_of(function, *inputs)
+    (number,) = (n for n, plan in enumerate(plans) if plan.schedule == "squares")
+    assert checked(function, inputs, worker, plan=number) is None
+
+
+REFUSED: dict[str, tuple[Callable[..., object], str]] = {
+    "rows": (lambda a, b: (a - b.mT).sum((1, 2)), "squares are combined to one number alone"),
+    "a mean": (
+        lambda a, b: (a - b.mT).var(),
+        "a square is no stretch of a row, whose elements are counted",
+    ),
+    "one way": (lambda a, b: (a - a * 2).sum(), "all that it reduces lies one way"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_squares_refuse(name: str) -> None:
+    function, why = REFUSED[name]
+    planned = decided(flow_of(function, x(3, 130, 99), x(3, 99, 130))).subject.planned
+    assert planned is not None
+    assert why in [refusal.why for refusal in planned.refusals]
 
 
 def test_what_lanes_read_again_is_counted() -> None:
