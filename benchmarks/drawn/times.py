@@ -9,7 +9,9 @@ CUDA graphs), under our backend in that last mode, in which it measures its choi
 accepted group, the rest as eager launches it), in the rules' configuration and in one that the GPU
 chose (`tune="now"`). Ours are held to a float64 run, then all are timed in turn: medians, a cold
 L2, the host hidden. Everything is compiled ahead, in parallel; what a stopwatch chose meanwhile is
-forgotten, and chosen again while nothing else runs.
+forgotten, and chosen again while nothing else runs. `predicted` is what `analyze` says of the
+module as eager runs it (before 2026-11-30 what the backend said of its graph, where a batch norm is
+five launches and a dead cast none).
 
 The seed is the first eight digits of the commit that is measured. Rows go to results/times.jsonl,
 one a module, and a run goes on where the last one of its seed and commit ended. `--table` says what
@@ -113,6 +115,7 @@ def timed(job: tuple[str, int], watch: Any, bandwidth: float) -> Row:
     """Times and errors of one module's ways."""
     import torch
 
+    import fusion_advisor as fa
     from fusion_advisor import backend
 
     torch.compiler.reset()
@@ -124,9 +127,8 @@ def timed(job: tuple[str, int], watch: Any, bandwidth: float) -> Row:
         row["tuned to"] = [place.why for place in outcome.taken if "tuned" in place.why]
         row["placed"], row["accepted"] = len(outcome.taken), len(outcome.places)
         row["schedules"] = [place.name for place in outcome.taken]
-        if outcome.report:
-            totals = outcome.report.totals
-            row["predicted"] = [totals.time_us, totals.time_us / totals.predicted_speedup]
+    totals = fa.analyze(model, inputs, verify=False, compile=False).totals
+    row["predicted"] = [totals.time_us, totals.time_us / totals.predicted_speedup]
     return row | in_turn(calls, model, inputs, watch, bandwidth)
 
 

@@ -2,14 +2,14 @@
 
 A reduction binds axes of its own. Where its operand lacks an axis of the results, and a bound axis
 has the same size, the bound axis may be renamed to it: a mean over rows of 8192, added to rows of
-8192 of another tensor, is then laid out as a softmax is. Where a dimension of a result has several
-axes, a bound axis of its size is split into those: a norm of 96 elements before their 48 pairs are
-rotated.
+8192 of another tensor, is then laid out as a softmax is. Where several axes of a result that follow
+each other have together the size of a bound axis, the bound axis is split into those: a norm of 96
+elements before their 48 pairs are rotated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fusion_advisor.region.axes import AxisList
 from fusion_advisor.region.builder import Builder, Value
@@ -34,8 +34,8 @@ def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
         if all(builder.axes.sizes[a] in sizes for a in missing):
             _rename(builder, missing, kept, _together(builder, live))
         elif len(axes) == 1:
-            dims = {resolve(dim) for value in results for dim in value.dims}
-            _split(builder, axes[0], sorted(dims), _together(builder, live))
+            runs = {run for value in results for run in _runs(map(resolve, value.dims))}
+            _split(builder, axes[0], sorted(runs), _together(builder, live))
 
 
 def _rename(
@@ -55,13 +55,20 @@ def _rename(
         builder.axes.unify((found,), (axis,))
 
 
+def _runs(dims: Iterable[AxisList]) -> Iterator[AxisList]:
+    """Axes that follow each other, two and more, within the dimensions of a result or across."""
+    axes = [axis for dim in dims for axis in dim]
+    for first in range(len(axes)):
+        yield from (tuple(axes[first:end]) for end in range(first + 2, len(axes) + 1))
+
+
 def _split(
-    builder: Builder, axis: int, dims: Sequence[AxisList], together: Mapping[int, frozenset[int]]
+    builder: Builder, axis: int, runs: Sequence[AxisList], together: Mapping[int, frozenset[int]]
 ) -> None:
-    """Unify an axis with the axes of a result's dimension that has the same size, where no value
-    uses the axis together with one of those."""
+    """Unify an axis with axes that follow each other in a result and have together its size, where
+    no value uses the axis together with one of those."""
     met, size = together.get(axis, frozenset()), builder.axes.sizes[axis]
-    fits = (dim for dim in dims if builder.axes.size(dim) == size and not {*dim} & met)
+    fits = (run for run in runs if builder.axes.size(run) == size and not {*run} & met)
     if found := next(fits, None):
         builder.axes.unify(found, (axis,))
 

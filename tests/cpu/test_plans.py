@@ -39,7 +39,16 @@ def rows(step: Step) -> int:
 
 # -- axes that reductions bind ---------------------------------------------------------------------
 
+
+def stacked_pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Rows that are normalised, and the pairs of their neighbours, rotated and stacked."""
+    a = a * a.square().mean(-1, keepdim=True).rsqrt()
+    left, right = a[..., ::2], a[..., 1::2]
+    return torch.stack((left * b - right, right * b + left), -1)
+
+
 AS_ROWS: dict[str, tuple[Callable[..., object], Tensors, int]] = {
+    "before pairs are stacked": (stacked_pairs, (x(6, 96), x(6, 48)), 6),
     "a mean, beside another tensor": (
         lambda a, b: a.mean(1, keepdim=True) + b, (x(6, 600), x(6, 600)), 6,
     ),
@@ -87,6 +96,9 @@ OTHERWISE: dict[str, tuple[Callable[..., object], Tensors]] = {
     ),
     "one of two axes as large": (
         lambda a, b: a.mean((1, 2), keepdim=True) + b, (x(6, 40, 30), x(6, 7, 30)),
+    ),
+    "two dimensions that have its size together": (
+        lambda a, b: a.sum(1) + b, (x(6, 32), x(4, 8, 6)),
     ),
     "one axis, reduced in part": (
         lambda a, b: a.view(6, 20, 30).amax(2).mean(1, keepdim=True) + b,
