@@ -31,8 +31,10 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "a scan is not made in parts of rows by several programs")
     along = any(region.depends[output.value] & inner for output in region.outputs)
     serial = serial_axes(region, inner, rulebook.schedules.flat)
-    rows = prod(region.sizes[a] for a in region.space - inner - serial)
-    enough = rows >= device.multiprocessor.count.count
+    laid = laid_out(region, inner, region.space - inner - serial, serial)
+    sector = rulebook.schedules.row.sector_bytes.count
+    programs = laid.count / laid.coalesced(sector, stored=False)
+    enough = programs >= device.multiprocessor.count.count
     if (
         along
         and enough
