@@ -14,6 +14,7 @@ from math import gcd, log2, prod
 
 from fusion_advisor.perfmodel.model import Work, kept, sectors_apart
 from fusion_advisor.region.instruction_mix import instructions, precise
+from fusion_advisor.region.primitives import MONOIDS
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.schedules.base import DIVISOR, Plan, Step
@@ -50,7 +51,11 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
         return _per_warp(step, region.depends[number], most, device)
 
     parts = [part.region for part in step.phases or (step,)]
-    made = [instructions(r, device, precise=exact, lanes=partial(lanes, r)) for r in parts]
+    scanned = _combinations(step, device)
+    made = [
+        instructions(r, device, precise=exact, lanes=partial(lanes, r), scanned=scanned)
+        for r in parts
+    ]
     read, rounds = step.bytes_read + step.in_common, step.chunks * step.turns
     each = (read + step.bytes_written) / (step.programs * step.warps * device.warp_size)
     if step.turns > 1 and step.stages > 1:  # further tiles are on their way
@@ -73,7 +78,32 @@ def _work(step: Step, device: Device, *, exact: bool, compiled: int | None, resi
         warps=step.warps,
         at_once=at_once(step, device, compiled),
         depth=waits,
+        chained=_chained(step, scanned, device, exact=exact),
     )
+
+
+def _combinations(step: Step, device: Device) -> float:
+    """How often a scan combines for each element: once for one position. In a tile each thread
+    combines its own elements, a warp what its threads have, and each element is combined with what
+    comes before; a chunk is also reduced, and joined with the chunks before."""
+    if step.block == 1:
+        return 1.0
+    threads = step.warps * device.warp_size
+    among = log2(device.warp_size) * threads / max(step.rows * step.block, threads)
+    return (2 + among) * (2 if step.chunked else 1)
+
+
+def _chained(step: Step, combinations: float, device: Device, *, exact: bool) -> float:
+    """Instructions of a thread's scans, one behind the other, with so many combinations for each
+    element."""
+    each = max(1.0, step.rows * step.block / (step.warps * device.warp_size))
+    each = each if step.block > 1 else 1.0  # neighbours do not wait for each other
+    found = 0.0
+    for number in step.region.all("scan"):
+        expr = step.region.exprs[number]
+        within = MONOIDS[expr.monoid].within
+        found += sum(device.worth(one, expr.dtype, precise=exact) for one in within) or 1.0
+    return found * each * combinations * step.chunks * step.turns
 
 
 def at_once(step: Step, device: Device, compiled: int | None = None) -> int:

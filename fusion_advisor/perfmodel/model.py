@@ -32,8 +32,9 @@ class Work:
     reductions combine, `requests` loads and stores of a warp. `arithmetic_us` is the time of
     products at the device's peaks. `programs` is how many blocks of `warps` warps there are, 0
     where that is not known and enough, `at_once` how many of them the device holds, and `depth`
-    how often each waits for loads. `launches` counts all that an operator of eager's makes, and
-    `scratch` is the memory in bytes that it takes for itself while it runs.
+    how often each waits for loads; `chained` are the instructions of its scans, which wait for one
+    another. `launches` counts all that an operator of eager's makes, and `scratch` is the memory in
+    bytes that it takes for itself while it runs.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Work:
     warps: int = 1
     at_once: int = 1
     depth: float = 1
+    chained: float = 0.0
     launches: int = 1
     scratch: int = 0
 
@@ -111,6 +113,7 @@ def programs_us(work: Work, device: Device) -> float:
     nobody knows how many there are, that of one."""
     wait = device.times.speed(work.kind).wait
     further = wait.value * (work.depth - 1) if wait else 0.0
+    further += device.times.chained.value * work.chained
     return (device.times.latency.value + further) * max(1.0, work.programs / work.at_once)
 
 

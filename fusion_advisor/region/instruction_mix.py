@@ -39,9 +39,11 @@ def instructions(
     *,
     precise: bool,
     lanes: Callable[[int], float] | None = None,
+    scanned: float = 1.0,
 ) -> Issued:
     """Instructions for the values of a region. `lanes` says how many lanes make each value; without
-    it, each is made once for every element that it has."""
+    it, each is made once for every element that it has. `scanned` is how often a scan combines for
+    each of its elements."""
     steps = primitives = 0.0
     sums = one_more(region)
     for number in region.live:
@@ -58,6 +60,7 @@ def instructions(
         longer = precise and not expr.rough
         each = device.worth(made, expr.dtype, precise=longer or expr.exact)
         if combined:
+            count *= scanned if expr.op == "scan" else 1.0
             steps += count
             for one in MONOIDS[expr.monoid].within:
                 primitives += count * device.worth(one, expr.dtype, precise=precise)

@@ -207,6 +207,8 @@ class Times(Table):
     """Instructions for each place that a reduction combines."""
     request: Instruction
     """Instructions for each load or store of a warp, its address included."""
+    chained: Time
+    """Time of an instruction of a scan's combination, which waits for the one before."""
     registers: Allocated
     eager_threads: Count
     """Threads of a block of eager's layer norms, and of softmaxes of short rows."""

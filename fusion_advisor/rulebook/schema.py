@@ -244,6 +244,12 @@ class BlockedSchedule(Table):
     """The same where rows lie across memory, and the elements of a chunk of each row there."""
     scan_rows: Rows
     """Neighbouring rows of a program that scans one position of each at a time."""
+    few_scans: Rows
+    """Rows across memory that are few: a walk of one position after another would wait for each."""
+    few_scans_across: Elements
+    few_scans_elements_per_thread: Elements
+    """Elements of a chunk of each of few rows, and of a thread, where a combination is long or an
+    element has 16 bits."""
     scan_chunk_elements: Elements
     """Elements of a chunk of a scan, at least."""
     scan_chunks_elements: Elements

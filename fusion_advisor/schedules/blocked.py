@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from fusion_advisor.ir.graph import DTYPE_BYTES
 from fusion_advisor.region.peephole import calls_library
 from fusion_advisor.region.primitives import LONG, MONOIDS
 from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.devices import SECTOR_BYTES
 from fusion_advisor.rulebook.schema import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
 from fusion_advisor.schedules.layout import reach
@@ -70,7 +72,9 @@ def chunks(
         longest = numbers.mixed_elements.count
         each = numbers.mixed_elements_per_thread.count
     if any(region.all("scan")):
-        longest = rows * scanned_across(region, numbers) if rows > 1 else _scanned(laid, numbers)
+        longest = rows * scanned_across(laid, numbers) if rows > 1 else _scanned(laid, numbers)
+        if rows > 1 and _few_scans(laid, numbers):
+            each, stages = numbers.few_scans_elements_per_thread.count, 1
     block = max(1, min(longest // rows, power_of_two(laid.length)))
     room = device.multiprocessor.shared_memory_per_block.count
     while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
@@ -95,7 +99,7 @@ def _across(laid: Rows, rulebook: Rulebook, *, again: bool) -> tuple[int, int, i
     once wait for no shared memory; fewer programs walk them where parts of rows would not do."""
     region, numbers = laid.region, rulebook.schedules.blocked
     each, few = numbers.elements_per_thread, numbers.programs_per_multiprocessor
-    most = numbers.scan_rows if scanned_across(region, numbers) == 1 else numbers.rows_across
+    most = numbers.scan_rows if scanned_across(laid, numbers) == 1 else numbers.rows_across
     if again:
         each = numbers.across_elements_per_thread
     elif laid.mixed or any(region.all("scan")):
@@ -143,11 +147,24 @@ def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
     return max(each, numbers.long_elements_per_thread.count), stages
 
 
-def scanned_across(region: Region, numbers: BlockedSchedule) -> int:
+def scanned_across(laid: Rows, numbers: BlockedSchedule) -> int:
     """Positions that a scan of neighbouring rows takes at once: one where a combination is long,
-    for a chunk takes several for each element."""
-    monoids = (MONOIDS[region.exprs[n].monoid] for n in region.all("scan"))
-    return 1 if any(monoid.within for monoid in monoids) else numbers.scan_across.count
+    for a chunk takes several for each element; many of few rows, which wait for each position."""
+    if _few_scans(laid, numbers):
+        return numbers.few_scans_across.count
+    return 1 if _combines_long(laid.region) else numbers.scan_across.count
+
+
+def _few_scans(laid: Rows, numbers: BlockedSchedule) -> bool:
+    """Are so few rows across memory scanned that their programs wait longer than they compute?"""
+    few = laid.coalesced(SECTOR_BYTES) > 1 and laid.count <= numbers.few_scans.count
+    narrow = laid.widest <= DTYPE_BYTES["float16"]
+    return few and (narrow or _combines_long(laid.region))
+
+
+def _combines_long(region: Region) -> bool:
+    """Does a scan combine by a long function?"""
+    return any(MONOIDS[region.exprs[n].monoid].within for n in region.all("scan"))
 
 
 def _scanned(laid: Rows, numbers: BlockedSchedule) -> int:

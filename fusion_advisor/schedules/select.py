@@ -117,7 +117,7 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
         most = numbers.scan_elements.count
         if any(a.step(step.outer[-1].axes[-1]) == 1 for a in step.loads if step.outer):
-            most = scanned_across(step.region, numbers)
+            most = scanned_across(rows_of_step(step), numbers)
         return any(step.region.all("scan")) and step.block > most
 
     costs = _costs(plans, device, rulebook)
@@ -127,7 +127,8 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     def rank(place: int) -> tuple[bool, ...]:
         plan, cost = plans[place], costs[place]
         long = any(map(scans_long, plan.steps))
-        much = long and scanned_across(plan.region, numbers) == 1  # more than idle threads cost
+        # more than idle threads cost
+        much = long and scanned_across(rows_of_step(plan.busiest), numbers) == 1
         more = cost > least * (1 + slack)
         slow = any(_waits(step, rulebook) for step in plan.steps)
         return much, _idles(plan.busiest, device), not whole[place], more, long, slow

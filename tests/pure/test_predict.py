@@ -54,6 +54,7 @@ def test_a_short_kernel_takes_its_launch() -> None:
         replace(ROW, programs=16, at_once=1),
         replace(ROW, programs=1 << 24),
         replace(ROW, depth=1000),
+        replace(ROW, chained=1e6),
         replace(ROW, launches=2),
     ],
     ids=[
@@ -69,6 +70,7 @@ def test_a_short_kernel_takes_its_launch() -> None:
         "waves",
         "many programs",
         "waits for loads",
+        "combinations of a scan",
         "several launches",
     ],
 )
