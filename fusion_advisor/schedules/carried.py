@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from fusion_advisor.ir.graph import DTYPE_BYTES
+from fusion_advisor.region.exprs import Expr, Pool
 from fusion_advisor.region.region import JOINED, Output, Region
 from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.rulebook.schema import Device, PersistentSchedule, Rulebook
@@ -23,6 +24,7 @@ from fusion_advisor.schedules.base import (
 )
 from fusion_advisor.schedules.cutting import (
     Copier,
+    by_rows,
     combined_parts,
     loaded,
     piece,
@@ -98,18 +100,14 @@ def _rows_first(region: Region) -> Region:
         (frozenset(region.exprs[n].axes) for n in leaves), key=lambda a: (len(a), sorted(a))
     )
     wider = [n for n in region.all("reduce") if inner < set(region.exprs[n].axes)]
-    if not wider or not all(region.exprs[n].monoid in JOINED for n in wider):
+    if not all(region.exprs[n].monoid in JOINED for n in wider):
         return region
-    pool = pool_of(region, region.sizes)
-    copier = Copier(pool, region, {})
-    for number in wider:
-        expr, label = region.exprs[number], region.labels.get(number, "")
-        along, down = [tuple(a for a in expr.axes if (a in inner) == own) for own in (True, False)]
-        value = copier.copied(expr.args[0])
-        given = pool.add(replace(expr, args=(value,), axes=along), label)
-        copier.known[number] = pool.add(replace(expr, args=(given,), axes=down), label)
-    outputs = [replace(output, value=copier.copied(output.value)) for output in region.outputs]
-    return replace(piece(region, pool, outputs, (), region.sizes), results=region.results)
+    return replace(by_rows(region, inner, _down), results=region.results)
+
+
+def _down(pool: Pool, expr: Expr, given: int, axes: tuple[int, ...], label: str) -> int:
+    """A reduction of what the rows give, as it is carried from row to row."""
+    return pool.add(replace(expr, args=(given,), axes=axes), label)
 
 
 def _differs(region: Region, number: int, outer: frozenset[int]) -> bool:

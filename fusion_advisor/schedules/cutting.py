@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.region.exprs import Expr, Pool
-from fusion_advisor.region.region import Output, Region, settle
+from fusion_advisor.region.region import JOINED, Output, Region, settle
 
 
 def pool_of(region: Region, sizes: Mapping[int, int]) -> Pool:
@@ -68,6 +68,29 @@ class Copier:
             label = self.region.labels.get(number, "")
             self.known[number] = self.pool.add(replace(expr, args=args), label)
         return self.known[number]
+
+
+Again = Callable[[Pool, Expr, int, tuple[int, ...], str], int]
+"""What reduces the results of a reduction along other axes."""
+
+
+def by_rows(region: Region, inner: frozenset[int], again: Again) -> Region:
+    """A region whose reductions along more than the rows `inner` reduce those first, and then
+    `again` what they give; itself where there is none."""
+    pool = pool_of(region, region.sizes)
+    copier = Copier(pool, region, {})
+    for number in sorted(region.all("reduce")):
+        expr, label = region.exprs[number], region.labels.get(number, "")
+        if inner < frozenset(expr.axes) and expr.monoid in JOINED:
+            along = tuple(axis for axis in expr.axes if axis in inner)
+            across = tuple(axis for axis in expr.axes if axis not in inner)
+            value = copier.copied(expr.args[0])
+            given = pool.add(replace(expr, args=(value,), axes=along), label)
+            copier.known[number] = again(pool, expr, given, across, label)
+    if not copier.known:
+        return region
+    outputs = [replace(o, value=copier.copied(o.value)) for o in region.outputs]
+    return piece(region, pool, outputs, (), region.sizes)
 
 
 def loaded(pool: Pool, position: int, left: Output) -> int:

@@ -4,14 +4,14 @@ kernel combines it (the mean of every row's loss, the norm of pooled channels)."
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region.region import JOINED, Output, Region
+from fusion_advisor.region.region import Output, Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Planner, Refused
 from fusion_advisor.schedules.cutting import (
     Copier,
+    by_rows,
     loaded,
     piece,
     pool_of,
@@ -31,7 +31,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     finishing step.
     """
     axes = widest(region, rulebook.schedules.flat)
-    apart = _by_rows(region, axes)
+    apart = by_rows(region, axes, reduced_again)
     rows = along_rows(region, rulebook.schedules.flat)
     if apart is not region:  # what follows few rows is no walk of a lane
         region, rows = apart, [*apart.all("reduce"), *apart.all("scan")]
@@ -71,29 +71,6 @@ def _common(region: Region) -> frozenset[int]:
     space = max((frozenset(output.axes) for output in region.outputs), key=len)
     operands = (region.depends[region.exprs[n].args[0]] for n in region.all("reduce"))
     return max((space - along for along in operands), key=len, default=frozenset[int]())
-
-
-def _by_rows(region: Region, inner: frozenset[int]) -> Region:
-    """A region whose reductions along more than the rows `inner` reduce those first, and then what
-    they give, added up in float64; itself where there is none."""
-    pool, known = pool_of(region, region.sizes), dict[int, int]()
-    copier = Copier(pool, region, known)
-    longer = [
-        number
-        for number in sorted(region.all("reduce"))
-        if inner < frozenset(region.exprs[number].axes) and region.exprs[number].monoid in JOINED
-    ]
-    for number in longer:
-        expr = region.exprs[number]
-        args, label = (copier.copied(expr.args[0]),), region.labels.get(number, "")
-        along = tuple(axis for axis in expr.axes if axis in inner)
-        across = tuple(axis for axis in expr.axes if axis not in inner)
-        row = pool.add(replace(expr, args=args, axes=along), label)
-        known[number] = reduced_again(pool, expr, row, across, label)
-    if not longer:
-        return region
-    outputs = [replace(o, value=copier.copied(o.value)) for o in region.outputs]
-    return piece(region, pool, outputs, (), dict(region.sizes))
 
 
 def _in_two(
