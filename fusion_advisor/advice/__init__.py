@@ -18,6 +18,7 @@ from fusion_advisor.advice import (
     repeated_heads,
     same_sum,
     unfused_optimizer,
+    unread_result,
     weight_cast,
     wide_gradients,
 )
@@ -32,6 +33,7 @@ KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
     "weight-cast": weight_cast.find,
     "float64": float64.find,
     "host-sync": host_sync.find,
+    "unread-result": unread_result.find,
     "unfused-optimizer": unfused_optimizer.find,
     "materialised-logits": materialised_logits.find,
     "float-copies": float_copies.find,

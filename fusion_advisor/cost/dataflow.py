@@ -104,6 +104,24 @@ class Dataflow:
                 found.update(given)
         return found
 
+    @cached_property
+    def needless(self) -> tuple[int, ...]:
+        """Positions of launches that make, of memory alone, what nothing reads, or what only such
+        launches read."""
+        found = {self.position[ref.node] for ref in self.unread()}
+        found = {i for i in found if self.annotated.costs[self.nodes[i].name].fusible}
+        todo = [ref for i in found for ref in self.operands[i]]
+        while todo:
+            made = self.position[self.base(todo.pop()).node]
+            node = self.nodes[made]
+            if made in found or node.mutates or not self.annotated.costs[node.name].fusible:
+                continue
+            given = (Ref(node.name, n) for n in range(len(node.outputs)))
+            if self.launches(made) and all(i in found for ref in given for i in self.uses(ref)):
+                found.add(made)
+                todo += self.operands[made]
+        return tuple(sorted(found))
+
     def base(self, ref: Ref) -> Ref:
         """Tensor at the start of a chain of views."""
         while self.is_view(self.position[ref.node]):
@@ -143,6 +161,8 @@ def dataflow(graph: Graph, device: Device) -> Dataflow:
         flow.above.append(0)
         for p in before:
             flow.above[i] |= flow.above[p] | (1 << p)
+    for i in flow.needless:  # a kernel that leaves it out saves what its source could
+        flow.fusible[i] = False
     flow.beyond = _beyond(flow, flow.fusible, _views_that_pass(flow))
     return flow
 

@@ -334,6 +334,29 @@ def test_writing_by_a_mask_waits_for_the_gpu() -> None:
     assert "host-sync" not in advice(captured(filled, torch.zeros(ROWS, ROWS)))
 
 
+def test_results_that_nothing_reads_are_in_no_group() -> None:
+    """With all that is made for them alone; what writes into a tensor that is read is none."""
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        (wide * 2).exp()
+        return (x + 1).relu()
+
+    def read(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide.exp_()
+        y, _ = wide.max(-1, keepdim=True)
+        return x - y
+
+    given = torch.zeros(ROWS, ROWS, dtype=torch.bfloat16)
+    found = advice(captured(forward, given))["unread-result"]
+    assert "nothing reads what 3 operators make" in found.message
+    flow = dataflow(captured(forward, given), load_rulebook().device("h200"))
+    launched = [flow.fusible[i] for i in range(len(flow.nodes)) if flow.launches(i)]
+    assert launched == [False, False, False, True, True]
+    assert "unread-result" not in advice(captured(read, given))
+
+
 def test_short_kernels_wait_for_their_launches_and_long_ones_do_not() -> None:
     def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         for _ in range(20):
