@@ -154,6 +154,10 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     }
     if alike := _alike(outer_free, row_free):
         chosen[SQUARE] = {**chosen[ODD_SIZES], **dict.fromkeys(outer_free, 2), **alike}
+    for step in file.plan.steps[1:]:  # a walk over the parts, of which few rows have so many
+        if step.chunked and first.parts and set(spanned(step.inner)) == set(first.parts.axes):
+            many = _one_more(row_free, hints, step.block * unit // fixed)
+            chosen["chunks of parts"] = {**hints, **dict.fromkeys(outer_free, 1), **many}
     if single := _single(file, free, chosen.values()):
         short = {axis: _odd(hints[axis]) for axis in row_free}
         chosen["two programs"] = {**chosen[ODD_SIZES], **short, **single}

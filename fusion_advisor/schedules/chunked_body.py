@@ -60,7 +60,7 @@ class ChunkedBody(Body):
         return (*rows, *part, Constant("COLS", step.block))
 
     def _program(self) -> list[Statement]:
-        found = self._row(self._number)
+        found = self._row(self._number) if self.step.outer else []
         if self.step.part:
             found.append(Let(("part",), self.wide(ProgramId(1))))
         if self.several:

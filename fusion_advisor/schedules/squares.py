@@ -12,7 +12,7 @@ from math import prod
 from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.schedules import blocked, flat, tiled
+from fusion_advisor.schedules import blocked, flat, row, tiled
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.layout import Group, accesses
@@ -49,7 +49,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     def parts_of(left: Region, before: int) -> tuple[_Cut, Step]:
         return _squares(_Cut(left, space, passes(left, space)[0], 1, before), device, rulebook)
 
-    steps, left = in_parts(region, space, parts_of, blocked.chunks, device, rulebook)
+    steps, left = in_parts(region, space, parts_of, _combining, device, rulebook)
     return Plan(NAME, region, (*steps, *(_results(left, device, rulebook) if left else ())))
 
 
@@ -72,6 +72,21 @@ def _squares(cut: _Cut, device: Device, rulebook: Rulebook) -> tuple[_Cut, Step]
     order = (*(axis for axis in laid.across if axis != across), across)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, across=order)
     return cut, replace(step, part=block, parts=Group("part", (cut.parts,), cut.count))
+
+
+def _combining(
+    region: Region,
+    inner: frozenset[int],
+    serial: frozenset[int],
+    device: Device,
+    rulebook: Rulebook,
+) -> Step:
+    """The kernel that combines the numbers of all squares: in chunks where there are many."""
+    most = rulebook.schedules.split.most_parts.count
+    if prod(region.sizes[axis] for axis in inner) <= most:
+        return row.tile(region, inner, serial, device, rulebook)
+    step = blocked.chunks(region, inner, serial, device, rulebook)
+    return replace(step, block=most, warps=max(1, step.warps * most // step.block))
 
 
 def _sides(region: Region, space: frozenset[int], rulebook: Rulebook) -> tuple[frozenset[int], int]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: 0BSD
 """3 eager launches as 2 kernels (squares).
 
-Replaces: sub.Tensor, pow.Tensor_Scalar, mean.default.
+Replaces: sub.Tensor, exp.default, mean.default.
 Source: generated.py:139.
 HBM: 201965932 B unfused, 67339140 B here (3.00 times fewer) at the sizes it was made for.
 """
@@ -9,6 +9,7 @@ HBM: 201965932 B unfused, 67339140 B here (3.00 times fewer) at the sizes it was
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from . import fused_runtime as host
 from .fused_device import wide
@@ -31,8 +32,8 @@ def squares_parts_kernel(
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
     args_1 = tl.load(args_1_ptr + row + col * rows, mask=mask, other=0.0)
     sub_part = args_0 - args_1
-    pow_1_part = sub_part * sub_part
-    mean_sum = tl.sum(tl.where(mask, pow_1_part, 0.0), axis=None)
+    exp_part = libdevice.exp(sub_part)
+    mean_sum = tl.sum(tl.where(mask, exp_part, 0.0), axis=None)
     tl.store(mean_parts_ptr + program, mean_sum)
 
 
@@ -41,7 +42,6 @@ def squares_results_kernel(
     mean_parts_ptr, mean_out_ptr, cols, elements, COLS: tl.constexpr, FAR: tl.constexpr
 ):  # fmt: skip
     # One program walks a row in chunks.
-    row = wide(tl.program_id(0), FAR)
     mean_sums = tl.full([COLS], 0.0, tl.float64)
     for start in tl.range(0, wide(cols, FAR), COLS, num_stages=3):
         col = start + wide(tl.arange(0, COLS), FAR)
@@ -58,8 +58,8 @@ def squares_results_kernel(
 def reference(args_0, args_1):
     """What eager launches."""
     sub = torch.ops.aten.sub.Tensor(args_0, args_1)
-    pow_1 = torch.ops.aten.pow.Tensor_Scalar(sub, 2)
-    mean = torch.ops.aten.mean.default(pow_1)
+    exp = torch.ops.aten.exp.default(sub)
+    mean = torch.ops.aten.mean.default(exp)
     return mean
 
 
@@ -79,8 +79,8 @@ def squares(args_0, args_1):
             COLS=64, FAR=far, num_warps=8,
         ),
         host.launch(
-            squares_results_kernel, (1,), (mean_parts, mean_out), (parts, n0 * n1), COLS=4096,
-            FAR=far, num_warps=8,
+            squares_results_kernel, (1,), (mean_parts, mean_out), (parts, n0 * n1), COLS=1024,
+            FAR=far, num_warps=2,
         ),
     ]  # fmt: skip
     return (mean_out,), steps, (mean_parts,)
