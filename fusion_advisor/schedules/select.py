@@ -115,10 +115,12 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
 
     def scans_long(step: Step) -> bool:
         """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
+        if not any(step.region.all("scan")):
+            return False
         most = numbers.scan_elements.count
         if any(a.step(step.outer[-1].axes[-1]) == 1 for a in step.loads if step.outer):
             most = scanned_across(rows_of_step(step), numbers)
-        return any(step.region.all("scan")) and step.block > most
+        return step.block > most
 
     costs = _costs(plans, device, rulebook)
     whole = [plan.finish_share <= slack for plan in plans]

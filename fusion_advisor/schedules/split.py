@@ -19,7 +19,7 @@ from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
-from fusion_advisor.schedules.rows import laid_out, rows_of_step
+from fusion_advisor.schedules.rows import Rows, laid_out, rows_of_step
 
 NAME = "split"
 
@@ -31,17 +31,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "a scan is not made in parts of rows by several programs")
     along = any(region.depends[output.value] & inner for output in region.outputs)
     serial = serial_axes(region, inner, rulebook.schedules.flat)
-    laid = laid_out(region, inner, region.space - inner - serial, serial)
-    sector = rulebook.schedules.row.sector_bytes.count
-    programs = laid.count / laid.coalesced(sector, stored=False)
-    enough = programs >= device.multiprocessor.count.count
-    if (
-        along
-        and enough
-        and not (
-            walked_twice(region, inner, device, rulebook) or _torn(region, inner, serial, device)
-        )
-    ):
+    if along and _enough(region, inner, serial, device, rulebook):
         raise Refused("no-schedule", "there are rows enough for a program each")
 
     def parts_of(left: Region, before: int) -> tuple[Cut, Step]:
@@ -87,16 +77,30 @@ def in_parts(
     return steps, left
 
 
-def _torn(region: Region, inner: frozenset[int], serial: frozenset[int], device: Device) -> bool:
+def _enough(
+    region: Region,
+    inner: frozenset[int],
+    serial: frozenset[int],
+    device: Device,
+    rulebook: Rulebook,
+) -> bool:
+    """Are there programs enough that walk whole rows, of a sector together, and read them once?"""
+    laid = laid_out(region, inner, region.space - inner - serial, serial)
+    together = laid.coalesced(rulebook.schedules.row.sector_bytes.count, stored=False)
+    if laid.count < device.multiprocessor.count.count * together:
+        return False
+    return not (walked_twice(region, inner, device, rulebook) or _torn(laid, device))
+
+
+def _torn(laid: Rows, device: Device) -> bool:
     """Whether tensors that lie one way are reduced, and others that lie across them are needed for
     the results alone: a program that has both takes few elements of each line of the former, and
     more sectors than these fill where lines begin between two."""
-    across = region.space - inner - serial
-    laid = laid_out(region, inner, across, serial)
     if not (laid.torn(device, 1) and laid.crossed):
         return False
+    region, inner = laid.region, laid.axes
     reduced = Cut(region, inner, passes(region, inner)[0], 1, 0).partial()
-    return not laid_out(reduced, inner, across, frozenset()).crossed
+    return not laid_out(reduced, inner, frozenset(laid.across), frozenset()).crossed
 
 
 def _results(left: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> Step:

@@ -804,6 +804,7 @@ SQUARES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
 """Numbers of tensors that lie across each other, of which a plan in squares is checked."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SQUARES)
 def test_squares_give_what_eager_gives(name: str, worker: Worker) -> None:
     function, inputs = SQUARES[name]
