@@ -86,7 +86,7 @@ EQUIVALENT = [
     ("mean_loss|carried", "tile halved", "ROWS",
      "a program walks rows as far as programs are apart, whatever that is"),
     ("blocked", "tile halved", "COLS", "a program walks its row as far as a chunk is long"),
-    ("squares", "tile halved", "results_kernel: COLS",
+    ("many_squares", "tile halved", "results_kernel: COLS",
      "so does the program that combines what the squares leave"),
 ]  # fmt: skip
 

@@ -160,6 +160,7 @@ def test_scans_across_memory_go_in_short_chunks(dim: int, schedule: str, worker:
     assert checked(scanned, (x(70, 8192),), worker) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("shape", "dtype", "tile"),
     [

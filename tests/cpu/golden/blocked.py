@@ -2,7 +2,7 @@
 """3 eager launches as one blocked kernel.
 
 Replaces: _to_copy.default, mul.Tensor, cumsum.default.
-Source: generated.py:140.
+Source: generated.py:141.
 HBM: 9011200000 B unfused, 2457600000 B here (3.67 times fewer) at the sizes it was made for.
 """
 
