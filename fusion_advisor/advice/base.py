@@ -100,21 +100,6 @@ class Model:
         """The node whose result a chain of views looks at."""
         return self.flow.nodes[self.flow.position[self.flow.base(ref).node]]
 
-    def only_for(self, numbers: Iterable[int], refs: Iterable[Ref]) -> list[int]:
-        """The launches that make some tensors for these launches alone, back to products."""
-        flow, gone, todo = self.flow, set(numbers), list(refs)
-        made: list[int] = []
-        while todo:
-            ref = flow.base(todo.pop())
-            number = flow.position[ref.node]
-            if number in gone or not flow.launches(number):
-                continue
-            if all(i in gone for i in flow.uses(ref)):
-                gone.add(number)
-                made.append(number)
-                todo += () if self.multiplies(number) else flow.operands[number]
-        return made
-
     def multiplies(self, number: int) -> bool:
         """Whether a launch is a matrix product."""
         return self.cost(number).pattern == "matmul"

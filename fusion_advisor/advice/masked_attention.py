@@ -73,4 +73,4 @@ def saved(model: Model, numbers: list[int], says: str) -> float | None:
 def making(model: Model, numbers: list[int]) -> list[int]:
     """The launches that only make the masks of these attentions."""
     masks = [ref for i in numbers if (ref := mask_of(model.flow.nodes[i]))]
-    return model.only_for(numbers, masks)
+    return model.flow.only_for(numbers, masks)

@@ -95,7 +95,7 @@ def _by_hand(model: Model, numbers: list[int], rewrite: Rewrite) -> Replaced:
     flow, device = model.flow, model.flow.annotated.device
     found: list[int] = []
     for end in filter(model.multiplies, numbers):
-        chain = model.only_for([end], flow.operands[end][:1])
+        chain = model.flow.only_for([end], flow.operands[end][:1])
         if any("softmax" in flow.nodes[i].op for i in chain):
             found += [end, *chain]
     costs = [model.cost(i) for i in found if model.multiplies(i)]
@@ -109,7 +109,7 @@ def _loss(model: Model, numbers: list[int], rewrite: Rewrite) -> Replaced:
     pass alone saves memory."""
     del rewrite
     refs = (ref for i in numbers for ref in model.flow.operands[i][:1])
-    return [*numbers, *model.only_for(numbers, refs)], None
+    return [*numbers, *model.flow.only_for(numbers, refs)], None
 
 
 _KINDS: dict[str, tuple[Callable[[Model, list[int], Rewrite], Replaced], str]] = {

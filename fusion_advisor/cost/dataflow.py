@@ -7,7 +7,7 @@ sets, so that reachability over thousands of nodes costs milliseconds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -106,21 +106,29 @@ class Dataflow:
 
     @cached_property
     def needless(self) -> tuple[int, ...]:
-        """Positions of launches that make, of memory alone, what nothing reads, or what only such
-        launches read."""
+        """Positions of launches of memory-bound work that make what nothing reads, and of those
+        that make something for these alone."""
         found = {self.position[ref.node] for ref in self.unread()}
         found = {i for i in found if self.annotated.costs[self.nodes[i].name].fusible}
-        todo = [ref for i in found for ref in self.operands[i]]
+        read = [ref for i in found for ref in self.operands[i]]
+        return tuple(sorted({*found, *self.only_for(found, read)}))
+
+    def only_for(self, numbers: Iterable[int], refs: Iterable[Ref]) -> list[int]:
+        """Positions of the launches that make some tensors for these launches alone, back to matrix
+        products; none that writes into a tensor, or makes another that is read elsewhere."""
+        gone, todo, made = set(numbers), list(refs), list[int]()
         while todo:
-            made = self.position[self.base(todo.pop()).node]
-            node = self.nodes[made]
-            if made in found or node.mutates or not self.annotated.costs[node.name].fusible:
+            number = self.position[self.base(todo.pop()).node]
+            node = self.nodes[number]
+            if number in gone or node.mutates or not self.launches(number):
                 continue
             given = (Ref(node.name, n) for n in range(len(node.outputs)))
-            if self.launches(made) and all(i in found for ref in given for i in self.uses(ref)):
-                found.add(made)
-                todo += self.operands[made]
-        return tuple(sorted(found))
+            if all(i in gone for ref in given for i in self.uses(ref)):
+                gone.add(number)
+                made.append(number)
+                multiplies = self.annotated.costs[node.name].pattern == "matmul"
+                todo += () if multiplies else self.operands[number]
+        return made
 
     def base(self, ref: Ref) -> Ref:
         """Tensor at the start of a chain of views."""
