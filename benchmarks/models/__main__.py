@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..gpu import ROOT, heading
-from .step import batches, leading, warmed
+from .step import batches, leading, on_gpu, warmed
 
 WAYS = (
     "eager",
@@ -320,37 +319,7 @@ def _measure(row: Row, step: Callable[[], Any], device: str) -> None:
     row.low_ms, row.ms, row.high_ms = statistics.quantiles(spent, n=4)
     if device == "cuda":
         row.memory = torch.cuda.max_memory_allocated()
-        row.gpu_ms, row.launches = _where(step)
-
-
-KINDS = (
-    ("attention", ("flash", "fmha", "attention")),
-    ("products", ("gemm", "nvjet", "cutlass", "cublas", "gemv", "xmma", "splitk")),
-    ("Inductor", ("triton_",)),
-)
-"""Kinds of kernels, by what their names hold."""
-
-
-def _where(step: Callable[[], Any]) -> tuple[dict[str, float], int]:
-    """The GPU's milliseconds in one step by the kind of kernel, and how many it launched."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        step()
-    spent: dict[str, float] = defaultdict(float)
-    launches = 0
-    for event in seen.events():
-        if event.device_type.name == "CUDA":
-            launches += 1
-            spent[_kind(event.name)] += event.device_time / 1e3
-    return dict(spent), launches
-
-
-def _kind(name: str) -> str:
-    lower = name.lower()
-    if lower.endswith("_kernel") and "triton_" not in lower and "::" not in lower:
-        return "ours"
-    return next((kind for kind, signs in KINDS if any(sign in lower for sign in signs)), "eager")
+        row.gpu_ms, row.launches = on_gpu(step)
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -1,12 +1,24 @@
-"""Steps of a model, timed: the wall time of steps that follow each other, in batches."""
+"""Steps of a model, timed: the wall time of steps that follow each other, in batches, and what the
+GPU works of it."""
 # torch is partly untyped.
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+
+KINDS = (
+    ("attention", ("flash", "fmha", "attention", "sdpa")),
+    (
+        "products",
+        ("gemm", "nvjet", "cutlass", "cublas", "gemv", "xmma", "splitk", "triton_tem", "conv"),
+    ),
+    ("Inductor", ("triton_",)),
+)
+"""Kinds of kernels, by what their names hold; convolutions count as products."""
 
 
 def leading(result: Any) -> Any:
@@ -37,6 +49,29 @@ def batches(step: Callable[[], Any], device: str = "cuda", rounds: int = 7) -> l
         _wait(device)
         spent.append((time.perf_counter() - began) / count * 1e3)
     return spent
+
+
+def on_gpu(step: Callable[[], Any]) -> tuple[dict[str, float], int]:
+    """The GPU's milliseconds in one step by the kind of kernel, and how many it launched."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        _wait("cuda")
+    spent: dict[str, float] = defaultdict(float)
+    launches = 0
+    for event in seen.events():
+        if event.device_type.name == "CUDA":
+            launches += 1
+            spent[_kind(event.name)] += event.device_time / 1e3
+    return dict(spent), launches
+
+
+def _kind(name: str) -> str:
+    lower = name.lower()
+    if lower.endswith("_kernel") and "triton_" not in lower and "::" not in lower:
+        return "ours"
+    return next((kind for kind, signs in KINDS if any(sign in lower for sign in signs)), "eager")
 
 
 def _wait(device: str) -> None:
