@@ -187,11 +187,12 @@ def config_of(kind: str, layers: int) -> Any:
 
 def size_of(config: Any, task: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int | None]:
     """Batch and tokens of a call of a task, from sizes by what goes in (`text`, `images`, `other`):
-    no more tokens than a configuration has positions for, None where a size says 0."""
+    no more tokens than half the positions of a configuration, since some count them from an offset;
+    None where a size says 0."""
     kind = "images" if task.startswith("Image") else "text" if "LM" in task else "other"
     batch, tokens = sizes[kind]
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
-    return batch, min(tokens, longest) or None
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return batch, min(tokens, longest // 2 if longest else tokens) or None
 
 
 def _class_of(kind: str) -> Any:

@@ -50,19 +50,23 @@ from typing import Any
 import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, loosen_views, substitute
+from fusion_advisor.dynamo.cut import TwoParts, compiled_before, cut
 from fusion_advisor.dynamo.measured import Stopwatch, on_gpu
 from fusion_advisor.dynamo.options import (
     BackendOptions,
+    Inner,
     channels_last,
     inner_compiler,
     options_of,
 )
 from fusion_advisor.dynamo.partition import Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
+from fusion_advisor.dynamo.rewrites.base import Reading
+from fusion_advisor.dynamo.rewrites.conditions import hold
 from fusion_advisor.dynamo.rewrites.nodes import copied
 from fusion_advisor.dynamo.target import Target, target_of
 from fusion_advisor.dynamo.training import Phase, through_eager
-from fusion_advisor.dynamo.two_graphs import choosing
+from fusion_advisor.dynamo.two_graphs import choosing, choosing_behind
 from fusion_advisor.dynamo.whole_graph import (
     GraphTimes,
     Run,
@@ -90,6 +94,8 @@ class Outcome:
     why: str = ""
     rewrites: tuple[Taken, ...] = ()
     phase: Phase | None = None
+    part: int = 0
+    """1 for what stands before the cut of a graph in two parts."""
 
     @property
     def taken(self) -> tuple[Occurrence, ...]:
@@ -159,34 +165,81 @@ def fusion_advisor(
     if dry:
         chosen = replace(chosen, inner=inner_compiler("eager", {}), trained=through_eager)
     anywhere = dry or interpreted()
-    rewritten = _rewritten(module, inputs, chosen, conditions=True, anywhere=anywhere)
+    rewritten, parts = _chosen(module, inputs, chosen, anywhere=anywhere)
+    if dry:
+        parts = None
+    make = partial(_compiled, anywhere=anywhere, dry=dry)
 
-    def compiled(graph: Rewritten, given: Sequence[Any]) -> Callable[..., Any]:
+    def behind(graph: Rewritten) -> _Backend:
         def told(outcome: Outcome) -> None:  # what is rewritten is told of once
             backward = outcome.phase == "backward"
             tell(outcome if backward else replace(outcome, rewrites=graph.taken))
 
-        return _compiled(graph.module, given, chosen, told, anywhere=anywhere, dry=dry)
+        return partial(make, options=chosen, tell=told)
 
     def for_all(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        whole = _rewritten(part, given, chosen, conditions=False, anywhere=anywhere)
-        return compiled(whole, given)
-
-    def rewritten_one(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        return compiled(replace(rewritten, module=part), given)
+        other = _rewritten(part, given, chosen, conditions=False, anywhere=anywhere)
+        return behind(other)(other.module, given)
 
     if not rewritten.conditions:
-        return compiled(rewritten, inputs)
-    graphs = {True: (rewritten.module, rewritten_one), False: (module, for_all)}
+        return behind(rewritten)(rewritten.module, inputs)
+    asked_first = [each for each in rewritten.conditions if parts is None or not each.reads]
+
+    def kept_now() -> Callable[..., Any]:
+        if parts is None:
+            return behind(rewritten)(rewritten.module, inputs)
+        cut, other = parts
+        read = [each for each in rewritten.conditions if each.reads]
+        # What a stopwatch ran has told already how it lays out its results.
+        quick = replace(chosen, tune="cached" if chosen.tune == "now" else chosen.tune)
+
+        def before(inner: Inner) -> Callable[..., Any]:
+            def told(outcome: Outcome) -> None:
+                tell(replace(outcome, part=1))
+
+            return make(cut.before, inputs, replace(quick, inner=inner), told)
+
+        run, values = compiled_before(inputs, chosen.inner, before)
+        backends = {True: behind(rewritten), False: behind(other)}
+        return choosing_behind(
+            read, run, hold(read, inputs),
+            lambda kept: backends[kept](cut.behind[kept], [*inputs, *values]),
+            lambda kept: _captured_again(cut.behind[kept], backends[kept]),
+        )  # fmt: skip
 
     def now(kept: bool) -> Callable[..., Any]:
-        graph, backend = graphs[kept]
-        return backend(graph, inputs)
+        return kept_now() if kept else for_all(module, inputs)
 
     def later(kept: bool) -> Callable[..., Any]:
-        return _captured_again(*graphs[kept])
+        if kept:
+            return _captured_again(rewritten.module, behind(rewritten))
+        return _captured_again(module, for_all)
 
-    return choosing(rewritten.conditions, inputs, now, later)
+    return choosing(asked_first, inputs, now, later)
+
+
+_Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def _chosen(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: BackendOptions,
+    *,
+    anywhere: bool,
+) -> tuple[Rewritten, tuple[TwoParts, Rewritten] | None]:
+    """Graph after the rewrites; and where an input is read to know whether they hold, its parts,
+    with what serves all inputs. A graph stays whole where gradients are required: what is kept for
+    the backward pass is chosen for all of it, and the wait is short beside both passes."""
+    rewrites = partial(_rewritten, module, inputs, options, anywhere=anywhere)
+    if options.trained is not None and not _recorded(module, inputs):
+        rewritten = rewrites(read="within")
+        if not rewritten.reads:
+            return rewritten, None
+        other = rewrites(conditions=False)
+        if (parts := cut(module, rewritten, other.module)) is not None:
+            return rewritten, (parts, other)
+    return rewrites(), None
 
 
 def _captured_again(
@@ -208,17 +261,17 @@ def _rewritten(
     inputs: Sequence[Any],
     options: BackendOptions,
     *,
-    conditions: bool,
     anywhere: bool,
+    conditions: bool = True,
+    read: Reading = "before",
 ) -> Rewritten:
     """Graph after the rewrites, with those that mean the same under conditions or without."""
     if not options.rewrites or _elsewhere(inputs, anywhere=anywhere):
         return Rewritten(module)
     try:
-        rulebook, read = load_rulebook(options.rules), options.read_inputs
         return rewrite(
-            module, inputs, rulebook,
-            conditions=conditions, read=read, chunked_loss=options.chunked_loss,
+            module, inputs, load_rulebook(options.rules), conditions=conditions,
+            read=read if options.read_inputs else "never", chunked_loss=options.chunked_loss,
         )  # fmt: skip
     except Exception as error:
         if _strict():

@@ -66,7 +66,7 @@ def _rewritten(program: ExportedProgram, rulebook: Rulebook) -> Rewritten:
         if "val" in node.meta:
             node.meta["example_value"] = node.meta["val"]
     inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    rewritten = rewrite(module, inputs, rulebook, conditions=False, read=False)
+    rewritten = rewrite(module, inputs, rulebook, conditions=False, read="never")
     graph = rewritten.module.graph
     if not all(_may_be_exported(node) for node in graph.nodes):
         return Rewritten(module)

@@ -2,7 +2,9 @@
 without padding, and the graph that serves all inputs.
 
 The conditions are asked once a call, before either graph. One that is read from the GPU makes the
-host wait; under the capture of a CUDA graph nothing can be read, and the graph for all inputs runs.
+host wait: where the graph can be cut, it is asked before and awaited behind the part that both
+graphs begin with, so that the GPU works meanwhile. Under the capture of a CUDA graph nothing can be
+read, and the graph for all inputs runs.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusion_advisor.dynamo.rewrites.conditions import Requirement, hold
+from fusion_advisor.dynamo.rewrites.conditions import Requirement, asked, hold
 
 Run = Callable[..., Any]
 
@@ -32,5 +34,28 @@ def choosing(
         if kept not in runs:
             runs[kept] = compiled_later(kept)
         return runs[kept](*given)
+
+    return run
+
+
+def choosing_behind(
+    conditions: Sequence[Requirement],
+    before: Run,
+    first: bool,
+    compiled: Callable[[bool], Run],
+    compiled_later: Callable[[bool], Run],
+) -> Run:
+    """Callable that runs the part of a graph before a cut, and behind it the part for the answer,
+    which gets the inputs and what the first part gave. `first` is the answer for the inputs that
+    the graph is compiled for, whose part is compiled at once."""
+    runs = {first: compiled(first)}
+
+    def run(*given: Any) -> Any:
+        answer = asked(conditions, given)
+        between = before(*given)
+        kept = answer()
+        if kept not in runs:
+            runs[kept] = compiled_later(kept)
+        return runs[kept](*given, *between)
 
     return run

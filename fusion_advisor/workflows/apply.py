@@ -50,8 +50,8 @@ class Applied(Placed):
 
 @dataclass
 class Gathered:
-    """Outcomes of one model's graphs, by the piece of Python code that each is captured from and by
-    its phase. For a piece that was captured again (for other sizes), the graph that saves most
+    """Outcomes of one model's graphs, by the piece of Python code that each is captured from, its
+    phase and part. For a piece that was captured again (for other sizes), the graph that saves most
     counts. `warn_below`: share of what could run as kernels of ours below which a graph is warned
     of, once."""
 
@@ -61,7 +61,7 @@ class Gathered:
 
     def add(self, outcome: Outcome) -> None:
         compiling = CompileContext.current_compile_id()
-        piece = compiling.frame_id if compiling is not None else None, outcome.phase
+        piece = compiling.frame_id if compiling is not None else None, outcome.phase, outcome.part
         self.pieces.setdefault(piece, []).append(outcome)
         best = [max(outcomes, key=lambda each: each.saved_us) for outcomes in self.pieces.values()]
         done = self.placed

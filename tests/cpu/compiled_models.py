@@ -7,6 +7,7 @@ Triton is imported for the interpreter or not at all. Prints what each scenario 
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import os
 import sys
@@ -434,15 +435,36 @@ class Padded(nn.Module):
 def padding() -> Facts:
     """Of the two graphs each is compiled as it is first asked for, in either order. Of each, the
     number of its inputs that a CUDA graph need not copy."""
+
+    def inner(module: torch.fx.GraphModule, given: Any, noted: Any) -> Callable[..., Any]:
+        return compile_fx(module, given, inner_compile=noted)
+
+    return padded_or_not(lambda noted: partial(inner, noted=noted))
+
+
+def padding_asked_within() -> Facts:
+    """Under Inductor both graphs have the part before attention in common."""
+
+    def inner(noted: Any) -> str:
+        compiling.compile_fx = lambda module, given, **_: compile_fx(
+            module, given, inner_compile=noted
+        )
+        return "inductor"
+
+    compiling: Any = importlib.import_module("torch._inductor.compile_fx")
+    try:
+        return padded_or_not(inner)
+    finally:
+        compiling.compile_fx = compile_fx
+
+
+def padded_or_not(inner: Callable[[Any], Any]) -> Facts:
     model, facts = Padded().eval(), Facts()
     stay: list[int] = []
 
     def noted(graph: torch.fx.GraphModule, given: Any, **how: Any) -> Callable[..., Any]:
         stay.append(len(how["static_input_idxs"]))
         return make_boxed_func(graph.forward)
-
-    def inner(module: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
-        return compile_fx(module, given, inner_compile=noted)
 
     whole, holes = torch.ones(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
     holes[1, 4:] = 0
@@ -453,7 +475,7 @@ def padding() -> Facts:
         for name, order in (("whole", (whole, holes, whole)), ("holes", (holes, whole, holes))):
             torch.compiler.reset()
             outcomes: list[backend.Outcome] = []
-            options = {"device": "h200", "take_all": True, "inner": inner, "rules": rules}
+            options = {"device": "h200", "take_all": True, "inner": inner(noted), "rules": rules}
             stay.clear()
             call = torch.compile(
                 model, backend=partial(fusion_advisor, options=options, on_outcome=outcomes.append)
@@ -505,7 +527,8 @@ SCENARIOS: tuple[Callable[[], Facts], ...] = (
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
     numbers_given_by_the_caller, gradients_within, inference_mode, autocast,
     dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,
-    nothing_that_wins, no_gpu, logged, a_wrong_option, padding, inductor,
+    nothing_that_wins, no_gpu, logged, a_wrong_option, padding, padding_asked_within,
+    inductor,
 )  # fmt: skip
 LONG: tuple[Callable[[], Facts], ...] = (constants, views_of_what_inductor_lays_otherwise)
 """Further ones that Inductor compiles, which only the deep tests ask for."""

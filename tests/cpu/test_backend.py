@@ -675,3 +675,16 @@ def test_a_graph_for_padding_and_one_without(scenarios: dict[str, Facts], first:
     assert facts["rewritten"] == ([1, 0] if first == "whole" else [0, 1])
     assert facts["taken"] == ([1, 2] if first == "whole" else [2, 1])  # the norm; the mask
     assert facts["stay"] == [3, 3]  # the weights, which a CUDA graph does not copy
+
+
+@pytest.mark.parametrize("first", ["whole", "holes"])
+def test_graphs_with_padding_and_without_begin_with_one_part(
+    scenarios: dict[str, Facts], first: str
+) -> None:
+    """What comes first is compiled once: the norm is in it, and no rewrite."""
+    facts = facts_of(scenarios, "padding_asked_within")[first]
+    assert facts["near"]
+    assert facts["counts"] == [2, 3, 3]
+    assert facts["rewritten"] == ([0, 1, 0] if first == "whole" else [0, 0, 1])
+    assert facts["taken"] == ([1, 0, 1] if first == "whole" else [1, 1, 0])
+    assert facts["stay"][:2] == [3, 3]

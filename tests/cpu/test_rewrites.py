@@ -40,7 +40,7 @@ class Seen:
     places: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        done = rewrite(module, inputs, always_read(), read=self.read)
+        done = rewrite(module, inputs, always_read(), read="before" if self.read else "never")
         self.names += [each.name for each in done.taken]
         self.places += [(each.source.file, each.source.line) for each in done.taken if each.source]
         self.conditions.append(done.conditions)
@@ -248,7 +248,7 @@ def test_small_attention_is_not_worth_a_read() -> None:
     torch.compile(attended(padded_and_causal), backend=backend)(
         *operands(), torch.ones(2, 6, dtype=torch.int64)
     )
-    assert not rewrite(*module[0], load_rulebook(()), read=True).taken
+    assert not rewrite(*module[0], load_rulebook(())).taken
 
 
 # -- triangles that a model keeps ------------------------------------------------------------------

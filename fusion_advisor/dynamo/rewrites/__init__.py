@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fusion_advisor.dynamo.rewrites.attention_by_hand import attention_by_hand
-from fusion_advisor.dynamo.rewrites.base import Asked, Rewrite, Taken
+from fusion_advisor.dynamo.rewrites.base import Asked, Reading, Rewrite, Taken
 from fusion_advisor.dynamo.rewrites.conditions import Requirement
 from fusion_advisor.dynamo.rewrites.grouped_heads import grouped_heads
 from fusion_advisor.dynamo.rewrites.linear_cross_entropy import linear_cross_entropy
@@ -33,6 +33,11 @@ class Rewritten:
     taken: tuple[Taken, ...] = ()
 
     @property
+    def reads(self) -> bool:
+        """Whether the host waits for an input to know whether the graph means the same."""
+        return any(each.reads for each in self.conditions)
+
+    @property
     def conditions(self) -> tuple[Requirement, ...]:
         """All that must hold for the graph to mean the same, what is read last."""
         every = dict.fromkeys(each for taken in self.taken for each in taken.conditions)
@@ -45,11 +50,11 @@ def rewrite(
     rulebook: Rulebook,
     *,
     conditions: bool = True,
-    read: bool = True,
+    read: Reading = "before",
     chunked_loss: bool = False,
 ) -> Rewritten:
     """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With
-    `conditions` also where the meaning is the same for some inputs alone, with `read` also where
+    `conditions` also where the meaning is the same for some inputs alone, by `read` also where
     the host waits to know that, with `chunked_loss` also losses in chunks, whose gain is memory in
     a training step."""
     changed = copied(module)

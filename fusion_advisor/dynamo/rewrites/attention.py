@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusion_advisor.dynamo.rewrites.nodes import value_of
+from fusion_advisor.dynamo.rewrites.nodes import argument, called, value_of
 from fusion_advisor.frontend.expansions import hint
 
 _OPERATOR = torch.nn.functional.scaled_dot_product_attention
@@ -131,3 +131,18 @@ def attentions(graph: torch.fx.Graph) -> Iterator[Attention]:
             tensors.append(given["attn_mask"])
         if all(value_of(each) is not None for each in tensors):
             yield Attention(node, given)
+
+
+_LINEAR = "linear", "matmul", "__matmul__", "mm", "bmm"
+
+
+def flops_before(node: torch.fx.Node) -> float:
+    """Work of the matrix products that stand before a node, at the sizes of this call."""
+    work = 0.0
+    for each in node.graph.nodes:
+        if each is node:
+            break
+        left, made = value_of(argument(each, 0, "input")), value_of(each)
+        if left is not None and made is not None and called(each, *_LINEAR):
+            work += 2.0 * math.prod(int(hint(size)) for size in (*made.shape, left.shape[-1]))
+    return work

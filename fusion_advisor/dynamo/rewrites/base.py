@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,6 +12,10 @@ from fusion_advisor.dynamo.rewrites.conditions import Requirement
 from fusion_advisor.ir.frames import source_of
 from fusion_advisor.ir.graph import Source
 from fusion_advisor.rulebook.schema import Rulebook
+
+Reading = Literal["never", "before", "within"]
+"""When an input is read to choose between two graphs: before either, or while the GPU has the part
+to do that both begin with."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,14 @@ class Taken:
 @dataclass(frozen=True)
 class Asked:
     """Graph to rewrite, with its inputs as Dynamo gives them. `conditions`: a rewrite may have
-    some; `read`: also those that the host waits for. `chunked_loss`: the last product and
+    some; `read`: when those are asked that the host waits for. `chunked_loss`: the last product and
     the loss of a training step may go in chunks of rows."""
 
     module: torch.fx.GraphModule
     inputs: Sequence[Any]
     rulebook: Rulebook
     conditions: bool
-    read: bool
+    read: Reading
     chunked_loss: bool
     unread: frozenset[torch.fx.Node]
     """Nodes that nothing reads in the graph as it was given: they do something, or are dead."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +19,37 @@ class Requirement(Protocol):
 
     reads: bool
 
-    def holds(self, inputs: Sequence[Any]) -> bool: ...
+    def answer(self, inputs: Sequence[Any]) -> bool | torch.Tensor:
+        """Whether it is met; what is read as a tensor of one element."""
+        ...
 
 
 def hold(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> bool:
     """Whether a graph under some conditions means the same for these inputs."""
-    return all(each.holds(inputs) for each in conditions)
+    return all(bool(each.answer(inputs)) for each in conditions)
+
+
+def asked(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> Callable[[], bool]:
+    """Ask whether conditions hold, without a wait for the GPU. The function that is returned gives
+    the answer, and waits for what the GPU had to do until then."""
+    read: list[torch.Tensor] = []
+    for each in conditions:
+        found = each.answer(inputs)
+        if isinstance(found, torch.Tensor) and found.is_cuda:
+            read.append(torch.empty((), dtype=torch.bool, pin_memory=True))
+            read[-1].copy_(found, non_blocking=True)
+        elif not found:
+            return lambda: False
+    if not read:
+        return lambda: True
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def answer() -> bool:
+        copied.synchronize()
+        return all(map(bool, read))
+
+    return answer
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,7 @@ class Ones:
     written: tuple[int, ...] = ()
     reads = True
 
-    def holds(self, inputs: Sequence[Any]) -> bool:
+    def answer(self, inputs: Sequence[Any]) -> bool | torch.Tensor:
         given = inputs[self.number]
         if isinstance(given, FakeTensor):
             return True
@@ -46,7 +71,7 @@ class Ones:
             return False
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return False
-        return bool((given if given.dtype is torch.bool else given == 1).all())
+        return (given if given.dtype is torch.bool else given == 1).all()
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,6 @@ class Unchanged:
     version: int
     reads = False
 
-    def holds(self, inputs: Sequence[Any]) -> bool:
+    def answer(self, inputs: Sequence[Any]) -> bool:
         given = inputs[self.number]
         return given is self.tensor() and given._version == self.version

@@ -3,7 +3,7 @@ without the mask, so that the flash kernel serves it.
 
 What a mask is, is proven for every size that the graph serves, from the operators that make it: its
 element as a function of batch, head, query and key. A mask that also hides padding is one of these
-where there is no padding; the input that tells is then read once a call, before the graph.
+where there is no padding; the input that tells is then read once a call.
 """
 # torch.fx and sympy carry Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,7 +24,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from fusion_advisor.dynamo.rewrites.attention import Attention, attentions
+from fusion_advisor.dynamo.rewrites.attention import Attention, attentions, flops_before
 from fusion_advisor.dynamo.rewrites.base import Asked, Taken
 from fusion_advisor.dynamo.rewrites.conditions import Ones, Requirement
 from fusion_advisor.dynamo.rewrites.elements import (
@@ -41,7 +41,6 @@ from fusion_advisor.dynamo.rewrites.elements import (
 from fusion_advisor.dynamo.rewrites.nodes import storage, writes_into, written
 from fusion_advisor.dynamo.rewrites.tables import Tables
 from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
-from fusion_advisor.rulebook.schema import Rulebook
 
 _PLACES = ("batch", "head", "query", "key")
 Hides = Literal["nothing", "later"]
@@ -83,16 +82,23 @@ def needless(asked: Asked, masked: Sequence[Attention]) -> list[Needless]:
         if _can_be_said(attention, hides) and (asked.conditions or not conditions):
             one = Needless(attention, hides, conditions)
             (reading if any(each.reads for each in conditions) else found).append(one)
-    worth = _worth_reading([each.attention for each in reading], asked.rulebook)
-    return found + reading if asked.read and worth else found
+    return found + reading if _worth_reading(asked, [each.attention for each in reading]) else found
 
 
-def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
+def _worth_reading(asked: Asked, masked: Sequence[Attention]) -> bool:
     """Whether attentions without their masks save enough to read an input for it: not where one
-    query at a time is answered."""
-    limits = rulebook.rewrites["needless-mask"].limits
+    query at a time is answered. The host waits as long as it would without, less what the GPU works
+    before the first attention of the graph."""
+    if asked.read == "never" or not masked:
+        return False
+    limits = asked.rulebook.rewrites["needless-mask"].limits
     saved = sum(each.flops / limits["masked"].base for each in masked if each.many)
-    return saved >= limits["worth"].value * limits["read"].base
+    cost = limits["read"].base
+    if asked.read == "within":
+        graph = asked.module.graph
+        work = flops_before(next(attentions(graph)).node) / limits["products"].base
+        cost = max(limits["read-within"].base, cost - work)
+    return saved >= limits["worth"].value * cost
 
 
 # -- what a mask hides -----------------------------------------------------------------------------

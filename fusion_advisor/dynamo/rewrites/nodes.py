@@ -110,6 +110,11 @@ _MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_infe
           "_exit_inference_mode", "enter_autocast", "exit_autocast")  # fmt: skip
 
 
+def switches(node: torch.fx.Node) -> bool:
+    """Whether a node switches gradients or autocast."""
+    return _name(node) in _MODES
+
+
 def undisturbed(first: torch.fx.Node, last: torch.fx.Node, read: Sequence[Any]) -> bool:
     """Whether nothing between two nodes writes into the tensors of some nodes, or switches
     gradients or autocast: what is read at the first may as well be read at the last."""
@@ -118,9 +123,7 @@ def undisturbed(first: torch.fx.Node, last: torch.fx.Node, read: Sequence[Any]) 
     while node is not last:
         if node.op == "root":
             return False  # the last one stands before the first
-        if _name(node) in _MODES:
-            return False
-        if writes_into(node, memory):
+        if switches(node) or writes_into(node, memory):
             return False
         node = node.next
     return True
@@ -145,16 +148,31 @@ def take_out_dead(graph: torch.fx.Graph, unread: Collection[torch.fx.Node]) -> N
 
 
 def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy of a graph that is to be changed, with what Dynamo and AOTAutograd say of its inputs:
-    which are parameters, above all, since a CUDA graph copies every other one at each call."""
-    made = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    """Copy of a graph that is to be changed."""
+    made = made_of(module, graph := copy.deepcopy(module.graph))
+    for old, new in zip(module.graph.nodes, graph.nodes, strict=True):
+        from_where(new, old)
+    return made
+
+
+def made_of(module: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """Module of a graph that is made of another one's, with what Dynamo and AOTAutograd say of its
+    inputs: which are parameters, above all, since a CUDA graph copies every other one at each
+    call."""
+    made = torch.fx.GraphModule(module, graph)
     for name, value in vars(module).items():
         vars(made).setdefault(name, value)
     made.meta = module.meta
-    for old, new in zip(module.graph.nodes, made.graph.nodes, strict=True):
-        if hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source  # read by AOTAutograd, and by this backend
     return made
+
+
+def from_where(input_: Any, old: Any) -> None:
+    """Say of an input of such a graph where Dynamo has it from: where it has `old` from, None for
+    what another part of the graph gives. Read by AOTAutograd, and by this backend."""
+    if old is None:
+        input_._dynamo_source = None
+    elif hasattr(old, "_dynamo_source"):
+        input_._dynamo_source = old._dynamo_source
 
 
 def alike(these: Sequence[Any], those: Sequence[Any]) -> bool:

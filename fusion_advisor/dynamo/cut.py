@@ -1,0 +1,165 @@
+"""Cut of a graph before the first attention whose mask padding decides: what comes before runs on
+the GPU while the host waits to know whether there is padding.
+
+The part before is the same for both answers, and each answer has a part behind it. What makes masks
+alone goes behind the cut, into the part for all inputs, the only one that reads them.
+"""
+# torch.fx carries Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._guards import TracingContext
+
+from fusion_advisor.dynamo.options import Inner
+from fusion_advisor.dynamo.rewrites import Rewritten
+from fusion_advisor.dynamo.rewrites.nodes import (
+    from_where,
+    made_of,
+    storage,
+    switches,
+    value_of,
+    writes_into,
+    written,
+)
+from fusion_advisor.frontend.aot import as_fake, fake_mode
+
+Run = Callable[..., Any]
+
+_HELD = "placeholder", "get_attr"
+"""Nodes that each part has for itself."""
+
+
+@dataclass(frozen=True)
+class TwoParts:
+    """Graph in two parts: `before` gives some values, tensors and symbolic sizes, from the inputs;
+    a part behind gives the results of the graph from the inputs and these values. `behind` has the
+    part for either answer: whether the conditions of the rewrites hold."""
+
+    before: torch.fx.GraphModule
+    behind: dict[bool, torch.fx.GraphModule]
+
+
+def cut(
+    module: torch.fx.GraphModule, rewritten: Rewritten, for_all: torch.fx.GraphModule
+) -> TwoParts | None:
+    """Cut a graph that was rewritten under a condition that is read, with the graph that serves all
+    inputs, both made of `module`. None where the parts might do something else than the whole."""
+    nodes = list(rewritten.module.graph.nodes)
+    reading = {each.node for each in rewritten.taken if any(c.reads for c in each.conditions)}
+    first = next(number for number, node in enumerate(nodes) if node in reading)
+    before = [node for node in nodes[:first] if node.op not in _HELD]
+    for node in nodes[first:]:  # a cut gives no tuples
+        if node.target is operator.getitem and _lists(node.args[0]) and node.args[0] in before:
+            before.append(node)
+    names = {node.name for node in module.graph.nodes}  # a rewrite gives what it makes new ones
+    shared = {node.name for node in before} & names
+    behind = {
+        True: [node for node in nodes if node.op not in _HELD and node not in before],
+        False: [n for n in for_all.graph.nodes if n.op not in _HELD and n.name not in shared],
+    }
+    read = {each.name for part in behind.values() for node in part for each in node.all_input_nodes}
+    across = [node for node in before if node.name in read]
+    values = (node.meta.get("example_value") for node in across)
+    if not all(isinstance(value, torch.Tensor | torch.SymInt) for value in values):
+        return None
+    if not _may_swap(before, _late(for_all.graph, shared, behind[False])):
+        return None
+    memory = {storage(node) for node in across if value_of(node) is not None}
+    if any(writes_into(node, memory) for part in behind.values() for node in part):
+        return None
+    parts = {True: rewritten.module, False: for_all}
+    return TwoParts(
+        _part(rewritten.module, before, (), across),
+        {holds: _part(whole, behind[holds], across) for holds, whole in parts.items()},
+    )
+
+
+def compiled_before(
+    inputs: Sequence[Any], inner: Inner, compiled: Callable[[Inner], Run]
+) -> tuple[Run, list[Any]]:
+    """Compile the part before a cut by `compiled`, which hands a graph on to `inner`; returns the
+    part, and what it gives for the inputs, on fake tensors laid out as they will be: a compiler
+    lays results out by itself, and the part behind is compiled for that. The flag is the one that
+    torch's DDPOptimizer sets, which compiles a graph in parts, too."""
+    context = TracingContext.try_get()
+
+    def telling(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Run:
+        if context is None:
+            return inner(graph, given)
+        context.fakify_first_call = True
+        try:
+            return inner(graph, given)
+        finally:
+            context.fakify_first_call = False
+
+    run, fake = compiled(telling), fake_mode(inputs)
+    with fake, patch.object(fake, "allow_non_fake_inputs", True):
+        return run, list(run(*(as_fake(value, fake) for value in inputs)))
+
+
+def _lists(node: Any) -> bool:
+    """Whether a node gives several values."""
+    return isinstance(node, torch.fx.Node) and isinstance(
+        node.meta.get("example_value"), tuple | list
+    )
+
+
+def _late(
+    graph: torch.fx.Graph, shared: Collection[str], behind: Sequence[torch.fx.Node]
+) -> list[torch.fx.Node]:
+    """Nodes behind the cut that stand before others of the part before it."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    last = max((number for node, number in order.items() if node.name in shared), default=-1)
+    return [node for node in behind if order[node] < last]
+
+
+def _may_swap(before: Iterable[torch.fx.Node], late: Sequence[torch.fx.Node]) -> bool:
+    """Whether some nodes may as well run after the others: neither writes what the other reads."""
+    into, touched = set[int | None](), set[int | None]()
+    for node in before:
+        into.update(map(storage, written(node)))
+        touched.update(map(storage, (node, *node.all_input_nodes)))
+    return None not in into and not any(
+        switches(node)
+        or writes_into(node, touched - {None})
+        or into.intersection(map(storage, node.all_input_nodes))
+        for node in late
+    )
+
+
+def _part(
+    whole: torch.fx.GraphModule,
+    nodes: Sequence[torch.fx.Node],
+    across: Sequence[torch.fx.Node],
+    results: Sequence[torch.fx.Node] = (),
+) -> torch.fx.GraphModule:
+    """Graph of some nodes, which takes all inputs and then what comes across the cut, and gives
+    `results`; without any, the results of the whole."""
+    graph = torch.fx.Graph()
+    copies: dict[str, torch.fx.Node] = {}
+
+    def copy(node: torch.fx.Node) -> torch.fx.Node:
+        copies[node.name] = graph.node_copy(node, lambda each: copies[each.name])
+        return copies[node.name]
+
+    for node in whole.graph.find_nodes(op="placeholder"):
+        from_where(copy(node), node)
+    for node in across:
+        given = copies[node.name] = graph.placeholder(node.name)
+        given.meta = {"example_value": node.meta["example_value"]}
+        from_where(given, None)
+    for node in (*whole.graph.find_nodes(op="get_attr"), *nodes):
+        copy(node)
+    if results:
+        graph.output(tuple(copies[node.name] for node in results))
+    return made_of(whole, graph)

@@ -1,0 +1,251 @@
+"""A graph in two parts: what runs while the host waits to know whether there is padding, and what
+runs behind, for either answer."""
+# Dynamo's graphs are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.dynamo import backend
+from fusion_advisor.dynamo.cut import TwoParts, cut
+from fusion_advisor.dynamo.rewrites import rewrite
+from fusion_advisor.dynamo.rewrites.attention import attentions, flops_before
+from fusion_advisor.dynamo.rewrites.conditions import Ones, asked
+from fusion_advisor.rulebook.load import load_rulebook
+from tests.cpu.test_rewrites import always_read
+
+Model = Callable[..., Any]
+WHOLE, HOLES = torch.ones(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
+HOLES[1, 4:] = 0
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def parts_of(model: Model, *given: Any, dynamic: bool = False) -> TwoParts | None:
+    """Parts of the one graph of a model that is called with a padding mask; None where it stays
+    whole."""
+    found: list[TwoParts | None] = []
+
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        rewritten = rewrite(module, inputs, always_read(), read="within")
+        assert rewritten.reads
+        for_all = rewrite(module, inputs, always_read(), conditions=False)
+        found.append(parts := cut(module, rewritten, for_all.module))
+
+        def run(*given: Any) -> Any:
+            if parts is None:
+                return module(*given)
+            kept = asked(rewritten.conditions, given)
+            return parts.behind[kept()](*given, *parts.before(*given))
+
+        return run
+
+    with torch.no_grad():
+        compiled = torch.compile(model, backend=seen, dynamic=dynamic)
+        for kept in (WHOLE, HOLES, WHOLE):
+            ours, theirs = copies(given), copies(given)
+            torch.testing.assert_close(compiled(*ours, kept), model(*theirs, kept))
+            torch.testing.assert_close(ours, theirs)  # what is written is the same, too
+    (parts,) = found
+    return parts
+
+
+def copies(given: Sequence[Any]) -> list[Any]:
+    return [each.clone() if isinstance(each, torch.Tensor) else each for each in given]
+
+
+def masked(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    place = torch.arange(x.shape[1], device=x.device)
+    return (place <= place[:, None]) & kept[:, None, None, :].bool()
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (2, 8)).transpose(1, 2)
+
+
+def attended(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The mask is made first, as transformers makes it."""
+    mask = masked(x, kept)
+    q, k, v = map(heads, (x.relu() @ weight).chunk(3, -1))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return x + mixed.transpose(1, 2).flatten(2)
+
+
+def twice(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return attended(attended(x, weight, kept), weight, kept)
+
+
+def a_half_behind(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """One of two halves is taken behind the attention."""
+    halves = x.sin().chunk(2, 0)
+    made = attended(x, weight, kept)
+    return made + torch.cat([halves[1], halves[1]])
+
+
+def cached(
+    x: torch.Tensor, weight: torch.Tensor, cache: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """Keys go into a cache before the attention, and the cache is read behind it."""
+    mask = masked(x, kept)
+    q, k, v = map(heads, (x @ weight).chunk(3, -1))
+    cache[:, :, : x.shape[1]] = k
+    mixed = F.scaled_dot_product_attention(q, cache[:, :, : x.shape[1]], v, attn_mask=mask)
+    return x + mixed.transpose(1, 2).flatten(2) + cache.sum()
+
+
+def operands(batch: int = 2, length: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, length, 16), torch.randn(16, 48)
+
+
+@pytest.mark.parametrize("model", [attended, twice, a_half_behind])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_both_answers_have_a_part_behind_the_same_part(model: Model, dynamic: bool) -> None:
+    parts = parts_of(model, *operands(), dynamic=dynamic)
+    assert parts is not None
+    products = [sum("matmul" in str(n.target) for n in g.graph.nodes) for g in graphs(parts)]
+    assert products == ([1, 1, 1] if model is twice else [1, 0, 0])
+
+
+def test_what_makes_masks_alone_is_in_the_part_for_padding() -> None:
+    parts = parts_of(attended, *operands())
+    assert parts is not None
+    makes = [any("arange" in str(n.target) for n in g.graph.nodes) for g in graphs(parts)]
+    assert makes == [False, False, True]
+
+
+def graphs(parts: TwoParts) -> list[torch.fx.GraphModule]:
+    return [parts.before, parts.behind[True], parts.behind[False]]
+
+
+def test_a_cache_that_is_written_before_is_read_behind() -> None:
+    parts = parts_of(cached, *operands(), torch.zeros(2, 2, 9, 8))
+    assert parts is not None
+    writes = [any("setitem" in str(n.target) for n in g.graph.nodes) for g in graphs(parts)]
+    assert writes == [True, False, False]
+
+
+def mask_by_what_is_written(
+    x: torch.Tensor, weight: torch.Tensor, place: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """The mask reads places before something is added to them."""
+    mask = (place <= place[:, None]) & kept[:, None, None, :].bool()
+    shown = mask.clone()
+    place.add_(1)
+    q, k, v = map(heads, ((x + place[:, None]) @ weight).chunk(3, -1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+
+
+def residual_written(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """What comes across is written behind."""
+    mask, rest = masked(x, kept), x * 2
+    q, k, v = map(heads, (rest @ weight).chunk(3, -1))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    rest += mixed.transpose(1, 2).flatten(2)
+    return rest
+
+
+def under_autocast(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return attended(x, weight, kept)
+
+
+def test_what_may_not_swap_stays_whole() -> None:
+    assert parts_of(residual_written, *operands()) is None
+    torch.compiler.reset()
+    assert parts_of(under_autocast, *operands()) is None
+
+
+def test_a_mask_of_what_the_first_part_writes() -> None:
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        rewritten = rewrite(module, inputs, always_read(), read="within")
+        if rewritten.reads:  # none where the places are no arange
+            for_all = rewrite(module, inputs, always_read(), conditions=False)
+            assert cut(module, rewritten, for_all.module) is None
+        return module.forward
+
+    with torch.no_grad():
+        torch.compile(mask_by_what_is_written, backend=seen)(*operands(), torch.arange(6), WHOLE)
+
+
+# -- what a wait costs -----------------------------------------------------------------------------
+
+
+def test_work_before_the_first_attention() -> None:
+    found: list[float] = []
+
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.extend(flops_before(each.node) for each in attentions(module.graph))
+        return module.forward
+
+    with torch.no_grad():
+        torch.compile(twice, backend=seen)(*operands(), WHOLE)
+    assert found == [2 * 2 * 6 * 16 * 48, 2 * 2 * 2 * 6 * 16 * 48]
+
+
+@pytest.mark.parametrize(("width", "read", "taken"), [
+    (4096, "before", False), (4096, "within", True), (64, "within", False),
+])  # fmt: skip
+def test_an_input_is_read_within_where_the_gpu_has_work(width: int, read: Any, taken: bool) -> None:
+    """Attention that a mask costs 660 us, behind a product of 820 GFLOP or of 13."""
+    found: list[bool] = []
+
+    def model(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        mask = masked(x, kept)
+        q, k, v = ((x @ weight).unflatten(-1, (64, 64)).transpose(1, 2) for _ in range(3))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(rewrite(module, inputs, load_rulebook(()), read=read).reads)
+        return lambda *given: [torch.empty(0)]
+
+    kind: Any = {"dtype": torch.bfloat16, "device": "meta"}
+    x, weight = torch.empty(4, 2048, width, **kind), torch.empty(width, 4096, **kind)
+    with torch.no_grad():
+        kept = torch.ones(4, 2048, dtype=torch.int64, device="meta")
+        torch.compile(model, backend=seen)(x, weight, kept)
+    assert found == [taken]
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_answers_on_the_host_are_known_at_once() -> None:
+    written = Ones(0, written=(1,))
+    shared = torch.ones(3)
+    assert asked([Ones(0)], [torch.ones(3)])()
+    assert not asked([Ones(0)], [torch.tensor([1, 0])])()
+    assert asked([written], [shared, torch.ones(3)])()
+    assert not asked([written], [shared, shared])()
+    assert not asked([Ones(0), Ones(1)], [torch.ones(1), torch.zeros(1)])()
+
+
+def test_under_a_compiler_of_ones_own_a_graph_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives for fake tensors is not known."""
+    cuts: list[Any] = []
+    monkeypatch.setattr(backend, "cut", lambda *given: cuts.append(given))
+
+    def inner(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return module.forward
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for compiler, asked_for in ((inner, 0), ("eager", 1)):
+        torch.compiler.reset()
+        options = {"inner": compiler, "device": "h200"}
+
+        def compiled(graph: Any, given: Any, options: Any = options) -> Callable[..., Any]:
+            return backend.fusion_advisor(graph, given, options=options)
+
+        monkeypatch.setattr(backend, "load_rulebook", lambda rules: always_read())
+        with torch.no_grad():
+            torch.compile(attended, backend=compiled)(*operands(), WHOLE)
+        assert len(cuts) == asked_for
