@@ -36,6 +36,10 @@ INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "crea
 """Patterns of launches that Inductor fuses with their neighbours; what has no model is taken to be
 one of them."""
 
+JOINED = INLINED | {"scatter"}
+"""Patterns of launches into which Inductor fuses those that make what they read: a value that goes
+into a cache is computed as it is stored."""
+
 CHANNELS_LAST = (4, 5)
 """Dimensions of a tensor that may have its channels last in memory."""
 
@@ -211,15 +215,17 @@ def _is_convolution(flow: Dataflow, number: int) -> bool:
 def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:
     """Whether Inductor could put a reader of the region's results into the region's kernel. A
     reader that also waits for a matmul of these results cannot join."""
-    return _inlined(flow, use) and not any(flow.beyond[use] >> i & 1 for i in inside)
+    return _inlined(flow, use, JOINED) and not any(flow.beyond[use] >> i & 1 for i in inside)
 
 
 def _only_for(flow: Dataflow, ref: Ref, inside: set[int]) -> bool:
     """Whether a tensor is read only by `inside` and by launches that Inductor fuses with
     its maker."""
-    return all(use in inside or (use >= 0 and _inlined(flow, use)) for use in flow.uses(ref))
+    return all(
+        use in inside or (use >= 0 and _inlined(flow, use, JOINED)) for use in flow.uses(ref)
+    )
 
 
-def _inlined(flow: Dataflow, number: int) -> bool:
+def _inlined(flow: Dataflow, number: int, patterns: frozenset[str] = INLINED) -> bool:
     cost = flow.annotated.costs[flow.nodes[number].name]
-    return cost.memory_bound and (cost.pattern in INLINED or not cost.modelled)
+    return cost.memory_bound and (cost.pattern in patterns or not cost.modelled)

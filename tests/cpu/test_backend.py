@@ -271,6 +271,22 @@ def test_what_inductor_would_have_fused_is_charged() -> None:
     assert not cut.wins
 
 
+@pytest.mark.parametrize("written", ["copied", "put"])
+def test_what_goes_into_a_cache_is_computed_as_it_is_stored(written: str) -> None:
+    """Inductor has one launch for both: a kernel's result is written and read for the second."""
+    x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
+    cache, places = x.new_empty(128, 4096), torch.empty(64, dtype=torch.int64, device="meta")
+
+    def stored(x: torch.Tensor, cache: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        y = by_hand(x)
+        if written == "copied":
+            return cache.index_copy(0, places, y)
+        return cache.index_put([places], y)
+
+    kernel = weighed(stored, x, cache, places, parts=slice(0, -1))
+    assert kernel.blocked_bytes == 2 * x.numel() * 2
+
+
 def test_copies_into_another_layout_are_charged() -> None:
     """Inductor has the channels of convolutions last in memory; our kernel was planned for another
     layout of what one makes and what one reads."""
