@@ -25,21 +25,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Thread
 from typing import Any
 
-from ..gpu import ROOT, heading, json_lines
-from .step import batches, leading, on_gpu, warmed
+from ..gpu import heading, json_lines
+from .step import leading
+from .ways import Way, measured, serve
 
 GRAPHS = "reduce-overhead"
 WAYS = {
@@ -51,31 +48,17 @@ SIZES = {"text": (4, 1024), "images": (16, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
 CACHED = 8, 2048
 """Sequences of one token, and the tokens that the cache has room for."""
-_ROUNDS = 7
+COMMAND = ("benchmarks.models.drawn",)
 
 
 @dataclass
-class Row:
-    """One way of one model type. `ms` is a step, `gpu` the GPU's part of it by the kind of kernel,
-    `first` seconds, `apart` the distance to eager's result as a share of its length."""
+class Row(Way):
+    """One way of one model type, whose name is the type's."""
 
-    kind: str
-    task: str
-    phase: str
-    way: str
-    seed: str
-    ms: float = 0.0
-    gpu: dict[str, float] = field(default_factory=dict[str, float])
-    first: float = 0.0
-    apart: float = 0.0
+    task: str = ""
+    phase: str = ""
+    seed: str = ""
     padded: bool = False
-    said: str = ""
-    failure: str = ""
-
-    @property
-    def worked(self) -> float:
-        """Milliseconds that the GPU works in a step."""
-        return sum(self.gpu.values())
 
     @property
     def beside(self) -> float:
@@ -91,52 +74,6 @@ class Row:
 # -- one way of one model, in a process of its own -------------------------------------------------
 
 
-def child(row: Row) -> None:
-    """Prepare a way, say so, and at each line that comes measure a batch more and print the
-    row."""
-    import torch
-
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
-    torch.set_grad_enabled(False)
-    measuring, others = _cores()
-    os.sched_setaffinity(0, others)  # compilers that are started later have the same
-    step = None
-    try:
-        step = _prepared(row)
-    except Exception as error:  # noqa: BLE001 a way that fails is a row
-        row.failure = _cause(error)
-    print("ready", file=out)
-    spent: list[float] = []
-    for _ in sys.stdin:
-        try:
-            if step is not None and not row.failure:
-                if not spent:
-                    os.sched_setaffinity(0, {measuring})
-                    warmed(step)
-                    row.gpu, _ = on_gpu(step)
-                spent += batches(step, rounds=1)
-                row.ms = statistics.median(spent)
-        except Exception as error:  # noqa: BLE001 a way that fails is a row
-            row.failure = _cause(error)
-        print(json.dumps(asdict(row)), file=out)
-
-
-def _cores() -> tuple[int, set[int]]:
-    """The core on which this process measures, one for each GPU, and those on which nothing
-    measures."""
-    cores = sorted(os.sched_getaffinity(0))
-    first = len(cores) // 2
-    every = cores[first : first + 8]
-    mine = every[int(os.environ.get("CUDA_VISIBLE_DEVICES", "0")) % len(every)]
-    others = set(cores) - set(every[: max(1, len(cores) // 8)])
-    return mine, others or {mine}
-
-
-def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 def _prepared(row: Row) -> Any:
     """A step of a way, after its first call."""
     import torch
@@ -146,7 +83,8 @@ def _prepared(row: Row) -> Any:
     from fusion_advisor.frontend.hf import built
     from fusion_advisor.ir.scenario import Scenario
 
-    config = config_of(row.kind, LAYERS)
+    torch.set_grad_enabled(False)
+    config = config_of(row.name, LAYERS)
     config.dtype = torch.bfloat16
     cls = getattr(transformers, f"AutoModelFor{row.task}")
     if row.phase == "decode":
@@ -241,7 +179,10 @@ class Draw:
         self.taken[phase] += 1
         self.begun[phase] += 1
         padded = phase == "prefill" and number % 2 == 1 and "LM" in task
-        return [Row(kind, task, phase, way, self.seed, padded=padded) for way in WAYS[phase]]
+        return [
+            Row(kind, way, task=task, phase=phase, seed=self.seed, padded=padded)
+            for way in WAYS[phase]
+        ]
 
     def ended(self, rows: Sequence[Row]) -> None:
         """Count a type whose ways have ended."""
@@ -264,7 +205,7 @@ def run(draw: Draw, gpus: int, each: float, seconds: float, logs: Path) -> Itera
                     rows = draw.next()
                 if not rows:
                     break
-                rows = _measured(rows, gpu, each, deadline, logs)
+                rows = measured(rows, COMMAND, each, deadline, logs, gpu)
                 with taking:
                     draw.ended(rows)
                 found.put(rows)
@@ -282,57 +223,6 @@ def run(draw: Draw, gpus: int, each: float, seconds: float, logs: Path) -> Itera
             serving.pop()
 
 
-def _measured(rows: Sequence[Row], gpu: int, each: float, deadline: float, logs: Path) -> list[Row]:
-    """The ways of a model type, which prepare together and measure in turn."""
-    with tempfile.TemporaryDirectory() as caches:
-        running = [_start(row, gpu, Path(caches) / str(n), logs) for n, row in enumerate(rows)]
-        until = min(deadline, time.monotonic() + each)
-        for process in running:
-            if not _line(process, until):
-                process.kill()
-        answers = [""] * len(running)
-        for _ in range(_ROUNDS):
-            answers = [_asked(process, deadline) for process in running]
-        for process in running:
-            process.kill()
-    late = f"was not ready within {each:g} s"
-    return [
-        Row(**json.loads(answer)) if answer.startswith("{") else replace(row, failure=late)
-        for row, answer in zip(rows, answers, strict=True)
-    ]
-
-
-def _start(row: Row, gpu: int, caches: Path, logs: Path) -> subprocess.Popen[str]:
-    names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    own = {name: str(caches / folder) for name, folder in names.items()}
-    log = (logs / f"{row.kind}_{row.phase}_{row.way}.log").open("w")
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.models.drawn", "--child", json.dumps(asdict(row))],
-        cwd=ROOT, env={**os.environ, **own, "CUDA_VISIBLE_DEVICES": str(gpu)}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-    )  # fmt: skip
-
-
-def _asked(process: subprocess.Popen[str], deadline: float) -> str:
-    """The row after one batch more; "" of a process that has ended."""
-    assert process.stdin is not None
-    try:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        return ""
-    return _line(process, deadline)
-
-
-def _line(process: subprocess.Popen[str], deadline: float) -> str:
-    import select
-
-    assert process.stdout is not None
-    left = max(0.0, deadline - time.monotonic())
-    seen, _, _ = select.select([process.stdout], [], [], left)
-    return process.stdout.readline().strip() if seen else ""
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -340,13 +230,13 @@ def table(rows: Sequence[Row]) -> str:
     """The table: a part for each phase, and what failed."""
     lines = [*heading("Whole models that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3]]
     for phase in WAYS:
-        kinds = dict.fromkeys(row.kind for row in rows if row.phase == phase)
-        of = [[row for row in rows if (row.phase, row.kind) == (phase, kind)] for kind in kinds]
+        kinds = dict.fromkeys(row.name for row in rows if row.phase == phase)
+        of = [[row for row in rows if (row.phase, row.name) == (phase, kind)] for kind in kinds]
         lines += ["", f"### {phase}", "", *_part(phase, [g for g in of if _whole(g)])]
     lines += ["", "What failed:", ""]
     for row in rows:
         if row.failure:
-            lines.append(f"- {row.kind}, {row.phase}, {row.way}: {row.failure}")
+            lines.append(f"- {row.name}, {row.phase}, {row.way}: {row.failure}")
     return "\n".join(lines) + "\n"
 
 
@@ -378,7 +268,7 @@ def _part(phase: str, models: Sequence[Sequence[Row]]) -> list[str]:
             works.append(work)
             mosts.append(most)
         lines.append(
-            f"| {ours.kind} | {ours.task} | {'a hole' if ours.padded else 'none'} | "
+            f"| {ours.name} | {ours.task} | {'a hole' if ours.padded else 'none'} | "
             + " | ".join(f"{row.ms:.3f}" for row in rows)
             + f" | {wall:.3f} | {compiled.worked:.3f}, {ours.worked:.3f} | {work:.3f}"
             f" | {compiled.beside:.3f}, {ours.beside:.3f} | {most:.2f} | "
@@ -418,7 +308,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args()
     if options.child:
-        child(Row(**json.loads(options.child)))
+        serve(Row(**json.loads(options.child)), _prepared)
         return
     logs = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -427,7 +317,7 @@ def main() -> None:
     for found in run(draw, options.gpus, options.each, options.seconds, logs):
         for row in found:
             said = row.failure or f"{row.ms:.3f} ms, first {row.first:.1f} s, {row.said}"
-            print(f"{row.kind}, {row.phase}, {row.way}: {said}", flush=True)
+            print(f"{row.name}, {row.phase}, {row.way}: {said}", flush=True)
         rows += found
         (options.out / "models.jsonl").write_text(json_lines(rows))
         (options.out / "drawn_models.md").write_text(table(rows))

@@ -33,7 +33,14 @@ from typing import Any
 import torch
 
 from ..gpu import heading, json_lines
-from .ways import OURS, WAYS, Call, Way, measured, serve, tried
+from .ways import Way, measured, serve
+
+WAYS = ("eager", "compile", "backend", "tuned")
+"""Ways of running a call: `backend` is `fusion_advisor.apply`, `tuned` that with `tune="now"`."""
+OURS = WAYS[2:]
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""What is called, and what it gets."""
+
 
 # -- the repositories: each builds on the device that is torch's default ---------------------------
 
@@ -160,6 +167,43 @@ REPOSITORIES: dict[str, Callable[[bool], Call]] = {
 
 
 # -- one way of one repository ---------------------------------------------------------------------
+
+
+def tried(row: Way, call: Call, device: str) -> Callable[[], Any]:
+    """A step of a way, after its first call, which is held to eager's."""
+    import torch
+
+    import fusion_advisor as fa
+
+    run, args, kwargs = call
+    wanted = _compared(run(*args, **kwargs), device)
+    done = None
+    if row.way == "compile":
+        run = torch.compile(run)
+    elif row.way in OURS:
+        done = fa.apply(run, tune="now" if row.way == "tuned" else None)
+        run = done.run
+    began = time.perf_counter()
+    found = _compared(run(*args, **kwargs), device)
+    row.first = time.perf_counter() - began
+    row.apart = float((found - wanted).norm() / wanted.norm())
+    if done is not None:
+        rewrites = ", ".join(f"{name} x{count}" for name, count in done.rewrites.items())
+        why = f" ({next(iter(done.refused.values()))})" if done.refused and not done.kernels else ""
+        row.said = f"{sum(done.kernels.values())}{why}; {rewrites or 'none'}"
+    return lambda: run(*args, **kwargs)
+
+
+def _compared(result: Any, device: str) -> Any:
+    """The first tensor of a result that is no single number, once it is there."""
+    import torch
+
+    every = [result] if hasattr(result, "shape") else result
+    every = every.values() if hasattr(every, "values") else every
+    found = next(each for each in every if hasattr(each, "shape") and each.dim()).float()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return found
 
 
 def prepared(row: Way, folder: Path, device: str) -> Callable[[], Any]:

@@ -1,5 +1,5 @@
-"""Ways of running one call, each in a process of its own: they prepare together, and measure in
-turn."""
+"""Ways of running one call, each in a process of its own with empty caches of compilers: they
+prepare together, and measure in turn, each on the same core, on which nothing else runs."""
 # torch.compile and what is called are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -16,15 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..gpu import ROOT
-from .drawn import _asked, _cause, _cores, _line
 from .step import batches, on_gpu, warmed
 
-WAYS = ("eager", "compile", "backend", "tuned")
-"""Ways of running a call: `backend` is `fusion_advisor.apply`, `tuned` that with `tune="now"`."""
-OURS = WAYS[2:]
 _ROUNDS = 7
 _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
@@ -50,51 +46,13 @@ class Way:
         return sum(self.gpu.values())
 
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""What is called, and what it gets."""
+Row = TypeVar("Row", bound=Way)
 
 
 # -- one way, in a process of its own --------------------------------------------------------------
 
 
-def tried(row: Way, call: Call, device: str) -> Callable[[], Any]:
-    """A step of a way, after its first call, which is held to eager's."""
-    import torch
-
-    import fusion_advisor as fa
-
-    run, args, kwargs = call
-    wanted = _compared(run(*args, **kwargs), device)
-    done = None
-    if row.way == "compile":
-        run = torch.compile(run)
-    elif row.way in OURS:
-        done = fa.apply(run, tune="now" if row.way == "tuned" else None)
-        run = done.run
-    began = time.perf_counter()
-    found = _compared(run(*args, **kwargs), device)
-    row.first = time.perf_counter() - began
-    row.apart = float((found - wanted).norm() / wanted.norm())
-    if done is not None:
-        rewrites = ", ".join(f"{name} x{count}" for name, count in done.rewrites.items())
-        why = f" ({next(iter(done.refused.values()))})" if done.refused and not done.kernels else ""
-        row.said = f"{sum(done.kernels.values())}{why}; {rewrites or 'none'}"
-    return lambda: run(*args, **kwargs)
-
-
-def _compared(result: Any, device: str) -> Any:
-    """The first tensor of a result that is no single number, once it is there."""
-    import torch
-
-    every = [result] if hasattr(result, "shape") else result
-    every = every.values() if hasattr(every, "values") else every
-    found = next(each for each in every if hasattr(each, "shape") and each.dim()).float()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return found
-
-
-def serve(row: Way, prepare: Callable[[Way], Callable[[], Any]], device: str) -> None:
+def serve(row: Row, prepare: Callable[[Row], Callable[[], Any]], device: str = "cuda") -> None:
     """Prepare a way in this process, say so, and at each line that comes measure a batch more and
     print the row."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -121,19 +79,39 @@ def serve(row: Way, prepare: Callable[[Way], Callable[[], Any]], device: str) ->
         print(json.dumps(asdict(row)), file=out)
 
 
+def _cores() -> tuple[int, set[int]]:
+    """The core on which this process measures, one for each GPU, and those on which nothing
+    measures."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = len(cores) // 2
+    every = cores[first : first + 8]
+    mine = every[int(os.environ.get("CUDA_VISIBLE_DEVICES", "0")) % len(every)]
+    others = set(cores) - set(every[: max(1, len(cores) // 8)])
+    return mine, others or {mine}
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 # -- all ways of a call ----------------------------------------------------------------------------
 
 
 def measured(
-    rows: Sequence[Way], command: Sequence[str], each: float, deadline: float, logs: Path
-) -> list[Way]:
-    """The ways of a call, measured by `python -m COMMAND --child ROW`; each has `each` seconds to
-    prepare."""
+    rows: Sequence[Row],
+    command: Sequence[str],
+    each: float,
+    deadline: float,
+    logs: Path,
+    gpu: int | None = None,
+) -> list[Row]:
+    """The ways of a call, measured by `python -m COMMAND --child ROW`, on a GPU if one is named;
+    each has `each` seconds to prepare."""
     if time.monotonic() >= deadline:
         return [replace(row, failure="no time was left") for row in rows]
     with tempfile.TemporaryDirectory() as caches:
         running = [
-            _started(row, command, Path(caches) / str(number), logs)
+            _started(row, command, Path(caches) / str(number), logs, gpu)
             for number, row in enumerate(rows)
         ]
         until = min(deadline, time.monotonic() + each)
@@ -148,7 +126,7 @@ def measured(
             process.kill()
             process.wait()
     return [
-        Way(**json.loads(answer))
+        type(row)(**json.loads(answer))
         if answer.startswith("{")
         else replace(row, failure=_silent(process, said, each))
         for row, answer, process, said in zip(rows, answers, running, ready, strict=True)
@@ -162,11 +140,34 @@ def _silent(process: subprocess.Popen[str], said: str, each: float) -> str:
     return "no time was left to measure" if said else f"was not ready within {each:g} s"
 
 
-def _started(row: Way, command: Sequence[str], caches: Path, logs: Path) -> subprocess.Popen[str]:
+def _started(
+    row: Way, command: Sequence[str], caches: Path, logs: Path, gpu: int | None
+) -> subprocess.Popen[str]:
     own = {name: str(caches / folder) for name, folder in _CACHES.items()}
-    log = (logs / f"{row.name}_{row.way.replace(', ', '_')}.log").open("w")
+    own |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    log = (logs / f"{row.name}_{row.way}.log").open("w")
     return subprocess.Popen(
         [sys.executable, "-m", *command, "--child", json.dumps(asdict(row))],
         cwd=ROOT, env={**os.environ, **own}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
     )  # fmt: skip
+
+
+def _asked(process: subprocess.Popen[str], deadline: float) -> str:
+    """The row after one batch more; "" of a process that has ended."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return _line(process, deadline)
+
+
+def _line(process: subprocess.Popen[str], deadline: float) -> str:
+    import select
+
+    assert process.stdout is not None
+    left = max(0.0, deadline - time.monotonic())
+    seen, _, _ = select.select([process.stdout], [], [], left)
+    return process.stdout.readline().strip() if seen else ""
