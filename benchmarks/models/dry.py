@@ -8,10 +8,11 @@ transformers' mappings of causal and masked language models, sequence to sequenc
 and audio classification. Each is its default configuration at its real width in bfloat16, built
 with four layers where its constructor takes a number of layers, else whole. Where four layers
 cannot be called (a hybrid may have no attention among its first four) it is built with the fewest
-that have every kind of layer, and else whole. It is called
-as anyone calls it: a causal model with the cache that it makes itself, and once more with one
-token against a static cache. Each type has a process of its own under a limit of time. A row goes
-to DIR/architectures.jsonl, so that a run goes on where the last of its seed ended.
+that have every kind of layer, and else whole. It is called as anyone calls it: a causal model with
+the cache that it makes itself, and once more with one token against a static cache. What fails is
+called once more in eager: a type whose defaults eager refuses, too, says nothing of the capture.
+Each type has a process of its own under a limit of time. A row goes to DIR/architectures.jsonl, so
+that a run goes on where the last of its seed ended.
 """
 # transformers is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,6 +37,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers.models.auto import modeling_auto
 
 from fusion_advisor.dynamo.backend import Outcome, fusion_advisor
@@ -90,6 +92,8 @@ class Row:
     unmodelled: dict[str, float] = field(default_factory=dict[str, float])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     failure: str = ""
+    eager: str = ""
+    """Why the model cannot be built or called in eager, either."""
 
 
 def drawn(seed: str) -> list[tuple[str, str]]:
@@ -114,9 +118,9 @@ def placed_in(kind: str, task: str, seed: str) -> Iterator[Row]:
             began = time.perf_counter()
             try:
                 _place(row)
-                row.failure = ""
+                row.failure = row.eager = ""
             except Exception as error:  # noqa: BLE001 a type that fails is a row
-                row.failure = _said(error)
+                row.failure, row.eager = _said(error), _refused_in_eager(row)
             row.seconds = time.perf_counter() - began
             if not row.failure:
                 break
@@ -130,17 +134,34 @@ def _said(error: Exception) -> str:
     return re.sub(r"[^\s\"]*site-packages/", "", said)[:200]
 
 
+def _built(row: Row, fake: HostFakeMode) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model on fake tensors, with its inputs."""
+    config = config_of(row.kind, row.layers)
+    config.dtype = torch.bfloat16
+    scenario = Scenario(phase=row.phase, dtype="bfloat16")
+    with building(scenario, fake):
+        return built(getattr(transformers, f"AutoModelFor{row.task}"), config, scenario, [])
+
+
+def _refused_in_eager(row: Row) -> str:
+    """Why a model cannot be built from its type's defaults, or not called as eager calls it; empty
+    where it can, or where it asks for data that no fake tensor has."""
+    fake = HostFakeMode()
+    try:
+        module, given = _built(row, fake)
+        with torch.no_grad(), fake:
+            module.eval()(**given)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return ""
+    except Exception as error:  # noqa: BLE001 a type that fails is a row
+        return _said(error)
+    return ""
+
+
 def _place(row: Row) -> None:
     """Build and call one model; its graphs are divided twice, for either inner compiler."""
-    config, found = (
-        config_of(row.kind, row.layers),
-        {"eager": Placed(), "inductor": Placed()},
-    )
-    config.dtype = torch.bfloat16
-    cls = getattr(transformers, f"AutoModelFor{row.task}")
-    scenario, fake = Scenario(phase=row.phase, dtype="bfloat16"), HostFakeMode()
-    with building(scenario, fake):
-        module, given = built(cls, config, scenario, [])
+    found, fake = {"eager": Placed(), "inductor": Placed()}, HostFakeMode()
+    module, given = _built(row, fake)
     outcomes: list[Outcome] = []
 
     def gathering(inner: str, placed: Placed) -> Callable[[Outcome], None]:
@@ -182,7 +203,9 @@ def _place(row: Row) -> None:
 def config_of(kind: str, layers: int) -> Any:
     """The default configuration of a type, built with so many layers where its constructor counts
     them; the same of the configurations within it. 0: with all."""
-    return _cut(_class_of(kind), layers) if layers else _class_of(kind)()
+    config = _cut(_class_of(kind), layers) if layers else _class_of(kind)()
+    config.architectures = config.architectures or []  # a type with several asks which
+    return config
 
 
 def size_of(config: Any, task: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int | None]:
@@ -297,9 +320,10 @@ def table(rows: Sequence[Row]) -> list[str]:
             f" | {row.saved_us:.0f} of {row.accepted_us:.0f} | {row.seconds:.1f} | {left} |"
         )
     lines += ["", "## What failed", ""]
-    lines += [
-        f"- {row.kind} ({row.task}, {row.phase}): {row.failure}" for row in rows if row.failure
-    ]
+    for row in rows:
+        if row.failure:
+            too = f"in eager, too: {row.eager}" if row.eager else row.failure
+            lines.append(f"- {row.kind} ({row.task}, {row.phase}): {too}")
     return lines
 
 
@@ -321,9 +345,10 @@ def _summary(rows: Sequence[Row]) -> str:
     for row in done:
         lacking.update(row.unmodelled)
     most = ", ".join(f"{op} {us:.0f} us" for op, us in lacking.most_common(5))
+    too = sum(bool(row.eager) for row in rows)
     unknown = sum(lacking.values()) / max(memory, 1.0)
     return (
-        f"{len(rows)} types, {len(rows) - len(done)} failed; share {middle:.3f} in "
+        f"{len(rows)} types, {len(rows) - len(done)} failed, {too} of these in eager, too; share {middle:.3f} in "
         f"the median, at least {GOOD} in {good}, 0 in {none}; beside Inductor {beside:.3f}; of "
         f"{memory / 1e3:.0f} ms of memory-bound time {1 - unknown:.2%} is modelled"
         f"{f' (not: {most})' if most else ''}"
