@@ -348,8 +348,9 @@ def _summary(rows: Sequence[Row]) -> str:
     too = sum(bool(row.eager) for row in rows)
     unknown = sum(lacking.values()) / max(memory, 1.0)
     return (
-        f"{len(rows)} types, {len(rows) - len(done)} failed, {too} of these in eager, too; share {middle:.3f} in "
-        f"the median, at least {GOOD} in {good}, 0 in {none}; beside Inductor {beside:.3f}; of "
+        f"{len(rows)} types, {len(rows) - len(done)} failed, {too} of these in eager, too; "
+        f"share {middle:.3f} in the median, at least {GOOD} in {good}, 0 in {none}; "
+        f"beside Inductor {beside:.3f}; of "
         f"{memory / 1e3:.0f} ms of memory-bound time {1 - unknown:.2%} is modelled"
         f"{f' (not: {most})' if most else ''}"
     )
