@@ -74,8 +74,10 @@ def group(
         alike = _shape(flow, component), kind(component)
         by_shape.setdefault(alike, []).append(component)
     worst = 0.0
+    # Where a set may be placed hangs on its own lines, too.
+    known: dict[object, Verdict] | None = None if flow.standing else {}
     for occurrences in by_shape.values():
-        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit, around))
+        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit, around, known))
     result.gap = worst
     _break_cycles(flow, result)
     _maximal_regions(flow, decide, result, rulebook)
@@ -158,6 +160,28 @@ def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:
     return tuple(rows)
 
 
+def _surroundings(flow: Dataflow, place: tuple[int, ...]) -> object:
+    """Key that is equal for sets of the same computation of which the same is read and is read of:
+    `_shape`, the views between what they read, and those that their expressions make of results."""
+    border = boundary(flow, place)
+    outer = {ref: number for number, ref in enumerate(border.inputs)}
+    ways: list[object] = []
+    for ref in border.inputs:
+        way = list[int]()
+        while flow.is_view(number := flow.position[ref.node]):
+            way.append(flow.annotated.classes[ref.node])
+            ref = flow.operands[number][0]
+            if ref in outer:
+                break
+        ways.append((tuple(way), outer.get(ref)))
+    own = set(place)
+    views = tuple(
+        flow.annotated.classes[flow.nodes[n].name] for n in border.members if n not in own
+    )
+    ends = tuple(flow.annotated.classes[ref.node] for ref in border.outputs)
+    return _shape(flow, place), tuple(ways), views, ends
+
+
 def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
     """Translate a component to its own positions."""
     local = {number: i for i, number in enumerate(numbers)}
@@ -223,20 +247,42 @@ def _solve(
     result: Grouping[DecidedSet],
     unit: Callable[[int], object],
     around: Callable[[int], Iterable[object]],
+    known: dict[object, Verdict] | None,
 ) -> float:
-    """Cut one component and carry the cut to its other occurrences; returns the gap."""
+    """Cut one component and carry the cut to its other occurrences; returns the gap. `known` are
+    the verdicts on sets that were judged, by what they compute between what: layers that follow
+    each other in one component have the same."""
     numbers = occurrences[0]
     component = _localised(flow, numbers)
     units = _units(component, numbers, unit)
     decisions: dict[int, Decision] = {}
+    verdicts: dict[int, Verdict] = {}
 
     def members(mask: int) -> list[int]:
         return [i for number in bits(mask) for i in bits(units[number])]
 
+    def place(mask: int) -> tuple[int, ...]:
+        return tuple(numbers[i] for i in members(mask))
+
+    def decision(mask: int) -> Decision:
+        if mask not in decisions:
+            decisions[mask] = decide(place(mask))
+        return decisions[mask]
+
+    def alike(mask: int) -> object:
+        return mask if known is None else _surroundings(flow, place(mask))
+
     def judge(mask: int) -> Verdict:
-        decision = decisions[mask] = decide(numbers[i] for i in members(mask))
-        launches_us = decision.fused_us - flow.annotated.device.times.call.value
-        return Verdict(decision.accepted, decision.hopeless, launches_us)
+        key = alike(mask)
+        verdict = None if known is None else known.get(key)
+        if verdict is None:
+            found = decision(mask)
+            launches_us = found.fused_us - flow.annotated.device.times.call.value
+            verdict = Verdict(found.accepted, found.hopeless, launches_us)
+            if known is not None:
+                known[key] = verdict
+        verdicts[mask] = verdict
+        return verdict
 
     if len(units) < len(numbers):
         alone_us = [sum(component.alone_us[i] for i in bits(each)) for each in units]
@@ -257,22 +303,31 @@ def _solve(
     alone = [1 << i for i in range(component.count) if not covered >> i & 1]
     slow = [mask for mask in alone if judge(mask).accepted]
     whole = component.everything
+    if known is not None and not all(decision(mask).accepted for mask in (*cut.sets, *slow)):
+        return _solve(flow, occurrences, decide, rulebook, result, unit, around, None)
     legal = component.count > 1 and compatible(component, whole)
-    if legal and whole not in decisions:
-        judge(whole)
+
+    def places(mask: int) -> list[tuple[int, ...]]:
+        return [tuple(each[i] for i in members(mask)) for each in occurrences]
 
     def found(mask: int, parent: DecidedSet | None) -> DecidedSet:
-        places = [tuple(place[i] for i in members(mask)) for place in occurrences]
-        return DecidedSet(decisions[mask], places, parent)
+        return DecidedSet(decision(mask), places(mask), parent)
 
     top = found(whole, None) if legal else None
     for mask in (*cut.sets, *slow):
         result.groups.append(top if top and mask == whole else found(mask, top))
     if top and whole not in cut.sets and not top.decision.accepted:
         result.candidates.append(top)
-    result.candidates.extend(
-        found(mask, top) for mask in _tried(component, decisions) if mask != whole
-    )
+    rejected: dict[object, DecidedSet] = {}
+    for mask in _tried(component, verdicts):
+        if mask == whole:
+            continue
+        key = alike(mask)
+        if key in rejected:
+            rejected[key].instances += places(mask)
+        else:
+            rejected[key] = found(mask, top)
+    result.candidates.extend(each for each in rejected.values() if not each.decision.accepted)
     return cut.gap
 
 
@@ -294,13 +349,13 @@ def _units(
     return units
 
 
-def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:
+def _tried(component: Component, verdicts: dict[int, Verdict]) -> list[int]:
     """Minimal rejected sets: a set that contains another rejected set fails for the same reason and
     is left out."""
     rejected = [
         mask
-        for mask, decision in decisions.items()
-        if not decision.accepted and mask & (mask - 1) and connected(component, mask)
+        for mask, verdict in verdicts.items()
+        if not verdict.accepted and mask & (mask - 1) and connected(component, mask)
     ]
     minimal = [mask for mask in rejected if not any(m != mask and m & mask == m for m in rejected)]
     return sorted(minimal)
