@@ -169,6 +169,9 @@ def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
     counts = [getattr(config, count, None) for count in ("num_mel_bins", "max_source_positions")]
     if name == "input_features" and None not in counts:
         return batch, config.num_mel_bins, 2 * config.max_source_positions
+    counts = [getattr(config, count, None) for count in ("max_length", "num_mel_bins")]
+    if name == "input_values" and None not in counts:  # a spectrogram
+        return batch, config.max_length, config.num_mel_bins
     return (batch, _AUDIO_SAMPLES) if name == "input_values" else ()
 
 

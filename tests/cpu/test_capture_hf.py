@@ -213,6 +213,16 @@ SPEECH = {
 }  # fmt: skip
 
 
+def test_a_spectrogram_has_the_sizes_of_its_configuration(tmp_path: Path) -> None:
+    config = {
+        "model_type": "audio-spectrogram-transformer", "architectures": ["ASTModel"],
+        "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
+        "num_hidden_layers": 1, "max_length": 64, "num_mel_bins": 32,
+    }  # fmt: skip
+    graph = capture_here(write(tmp_path, config), Scenario(batch=2))
+    assert next(node for node in graph.nodes if node.kind == "input").out.shape == (2, 64, 32)
+
+
 def test_an_input_that_nothing_tells_can_be_given(tmp_path: Path) -> None:
     model = write(tmp_path, SPEECH)
     with pytest.raises(CaptureError, match="give --input input_features=SHAPE:DTYPE"):
