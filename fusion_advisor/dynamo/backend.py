@@ -166,9 +166,10 @@ def fusion_advisor(
         chosen = replace(chosen, inner=inner_compiler("eager", {}), trained=through_eager)
     anywhere = dry or interpreted()
     rewritten, parts = _chosen(module, inputs, chosen, anywhere=anywhere)
-    if dry:
-        parts = None
     make = partial(_compiled, anywhere=anywhere, dry=dry)
+    begun = None
+    if parts is not None and not dry:
+        begun = _begun(parts[0].before, inputs, chosen, make, tell)
 
     def behind(graph: Rewritten) -> _Backend:
         def told(outcome: Outcome) -> None:  # what is rewritten is told of once
@@ -183,26 +184,16 @@ def fusion_advisor(
 
     if not rewritten.conditions:
         return behind(rewritten)(rewritten.module, inputs)
-    asked_first = [each for each in rewritten.conditions if parts is None or not each.reads]
+    asked_first = [each for each in rewritten.conditions if begun is None or not each.reads]
 
     def kept_now() -> Callable[..., Any]:
-        if parts is None:
+        if parts is None or begun is None:
             return behind(rewritten)(rewritten.module, inputs)
-        cut, other = parts
+        (cut, other), (before, values) = parts, begun
         read = [each for each in rewritten.conditions if each.reads]
-        # What a stopwatch ran has told already how it lays out its results.
-        quick = replace(chosen, tune="cached" if chosen.tune == "now" else chosen.tune)
-
-        def before(inner: Inner) -> Callable[..., Any]:
-            def told(outcome: Outcome) -> None:
-                tell(replace(outcome, part=1))
-
-            return make(cut.before, inputs, replace(quick, inner=inner), told)
-
-        run, values = compiled_before(inputs, chosen.inner, before)
         backends = {True: behind(rewritten), False: behind(other)}
         return choosing_behind(
-            read, run, hold(read, inputs),
+            read, before, hold(read, inputs),
             lambda kept: backends[kept](cut.behind[kept], [*inputs, *values]),
             lambda kept: _captured_again(cut.behind[kept], backends[kept]),
         )  # fmt: skip
@@ -229,8 +220,8 @@ def _chosen(
     anywhere: bool,
 ) -> tuple[Rewritten, tuple[TwoParts, Rewritten] | None]:
     """Graph after the rewrites; and where an input is read to know whether they hold, its parts,
-    with what serves all inputs. A graph stays whole where gradients are required: what is kept for
-    the backward pass is chosen for all of it, and the wait is short beside both passes."""
+    with what serves all inputs. A graph stays whole where gradients are required, since what is
+    kept for the backward pass is chosen for all of it, and under a compiler of the caller's."""
     rewrites = partial(_rewritten, module, inputs, options, anywhere=anywhere)
     if options.trained is not None and not _recorded(module, inputs):
         rewritten = rewrites(read="within")
@@ -240,6 +231,33 @@ def _chosen(
         if (parts := cut(module, rewritten, other.module)) is not None:
             return rewritten, (parts, other)
     return rewrites(), None
+
+
+def _begun(
+    part: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: BackendOptions,
+    make: Callable[..., Callable[..., Any]],
+    tell: Callable[[Outcome], None],
+) -> tuple[Run, list[Any]] | None:
+    """Compile the part before a cut; None where a fault of ours leaves the graph whole."""
+    # What a stopwatch ran has told already how it lays out its results.
+    quick = replace(options, tune="cached" if options.tune == "now" else options.tune)
+
+    def before(inner: Inner) -> Run:
+        def told(outcome: Outcome) -> None:
+            tell(replace(outcome, part=1))
+
+        return make(part, inputs, replace(quick, inner=inner), told)
+
+    try:
+        return compiled_before(inputs, options.inner, before)
+    except Exception as error:
+        if _strict():
+            raise
+        why = f"{cause(error)}; an input is read before the graph, not within"
+        warnings.warn(f"fusion_advisor: {why}", stacklevel=3)
+        return None
 
 
 def _captured_again(

@@ -12,7 +12,7 @@ alone goes behind the cut, into the part for all inputs, the only one that reads
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -23,11 +23,11 @@ from torch._guards import TracingContext
 from fusion_advisor.dynamo.options import Inner
 from fusion_advisor.dynamo.rewrites import Rewritten
 from fusion_advisor.dynamo.rewrites.nodes import (
+    called,
     from_where,
     made_of,
     storage,
     switches,
-    value_of,
     writes_into,
     written,
 )
@@ -68,19 +68,23 @@ def cut(
         False: [n for n in for_all.graph.nodes if n.op not in _HELD and n.name not in shared],
     }
     read = {each.name for part in behind.values() for node in part for each in node.all_input_nodes}
-    across = [node for node in before if node.name in read]
-    values = (node.meta.get("example_value") for node in across)
-    if not all(isinstance(value, torch.Tensor | torch.SymInt) for value in values):
+    numbers: list[torch.fx.Node] = []
+    for node in reversed(before):  # a size is worked out in each part
+        if node.name in read and isinstance(_value(node), torch.SymInt | torch.Size):
+            numbers.insert(0, node)
+            read.update(each.name for each in node.all_input_nodes)
+    across = [node for node in before if node.name in read and node not in numbers]
+    if not across or not all(isinstance(_value(node), torch.Tensor) for node in across):
         return None
-    if not _may_swap(before, _late(for_all.graph, shared, behind[False])):
+    if not _may_swap(for_all.graph, shared, before, behind[False]):
         return None
-    memory = {storage(node) for node in across if value_of(node) is not None}
+    memory = {storage(node) for node in across}
     if any(writes_into(node, memory) for part in behind.values() for node in part):
         return None
     parts = {True: rewritten.module, False: for_all}
     return TwoParts(
         _part(rewritten.module, before, (), across),
-        {holds: _part(whole, behind[holds], across) for holds, whole in parts.items()},
+        {holds: _part(whole, [*numbers, *behind[holds]], across) for holds, whole in parts.items()},
     )
 
 
@@ -107,34 +111,51 @@ def compiled_before(
         return run, list(run(*(as_fake(value, fake) for value in inputs)))
 
 
+def _value(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value")
+
+
 def _lists(node: Any) -> bool:
     """Whether a node gives several values."""
-    return isinstance(node, torch.fx.Node) and isinstance(
-        node.meta.get("example_value"), tuple | list
-    )
+    return isinstance(node, torch.fx.Node) and isinstance(_value(node), tuple | list)
 
 
-def _late(
-    graph: torch.fx.Graph, shared: Collection[str], behind: Sequence[torch.fx.Node]
-) -> list[torch.fx.Node]:
-    """Nodes behind the cut that stand before others of the part before it."""
+def _may_swap(
+    graph: torch.fx.Graph,
+    shared: Collection[str],
+    before: Sequence[torch.fx.Node],
+    behind: Sequence[torch.fx.Node],
+) -> bool:
+    """Whether nodes behind the cut of a graph that stand among those before it may as well run
+    after them: what runs first writes into no input, with which others may share memory in a later
+    call, and into nothing that the late ones read, nor they into what it touches; neither enters a
+    state that the other runs in."""
     order = {node: number for number, node in enumerate(graph.nodes)}
     last = max((number for node, number in order.items() if node.name in shared), default=-1)
-    return [node for node in behind if order[node] < last]
-
-
-def _may_swap(before: Iterable[torch.fx.Node], late: Sequence[torch.fx.Node]) -> bool:
-    """Whether some nodes may as well run after the others: neither writes what the other reads."""
+    late = [node for node in behind if order[node] < last]
     into, touched = set[int | None](), set[int | None]()
     for node in before:
         into.update(map(storage, written(node)))
         touched.update(map(storage, (node, *node.all_input_nodes)))
-    return None not in into and not any(
+    given = {storage(node) for node in graph.nodes if node.op in _HELD}
+    if None in into or into & given or any(map(_stands_alone, (*before, *late))):
+        return False
+    states = [number for node, number in order.items() if node.name in shared and switches(node)]
+    return not any(
         switches(node)
+        or (states and states[0] < order[node] < states[-1])
         or writes_into(node, touched - {None})
         or into.intersection(map(storage, node.all_input_nodes))
         for node in late
     )
+
+
+def _stands_alone(node: torch.fx.Node) -> bool:
+    """Whether nothing reads a node that makes no tensor and writes none: it is there for the state
+    that it enters or leaves, as that of `torch.vmap`. Those of autocast and of gradients are
+    known, and what torch counts of its own use."""
+    known = switches(node) or called(node, "_log_api_usage_once")
+    return not (node.users or written(node) or isinstance(_value(node), torch.Tensor) or known)
 
 
 def _part(

@@ -127,11 +127,58 @@ def graphs(parts: TwoParts) -> list[torch.fx.GraphModule]:
     return [parts.before, parts.behind[True], parts.behind[False]]
 
 
-def test_a_cache_that_is_written_before_is_read_behind() -> None:
-    parts = parts_of(cached, *operands(), torch.zeros(2, 2, 9, 8))
+def counted(
+    x: torch.Tensor, weight: torch.Tensor, count: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """An input is written before the attention: it may be a part of the mask in a later call."""
+    mask = masked(x, kept)
+    count.mul_(0).add_(1)
+    q, k, v = map(heads, (x @ weight).chunk(3, -1))
+    return x + F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def at_once(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Nothing is before the attention."""
+    mask = kept.bool()[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def mapped(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The mask is made within `torch.vmap`, whose ends nothing reads."""
+    place = torch.arange(x.shape[1])
+    rows = torch.vmap(lambda i: torch.vmap(lambda j: j <= i)(place))(place)
+    q, k, v = map(heads, (x.relu() @ weight).chunk(3, -1))
+    mask = rows & kept[:, None, None, :].bool()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_what_writes_an_input_before_stays_whole() -> None:
+    assert parts_of(counted, *operands(), torch.zeros(6, dtype=torch.int64)) is None
+    torch.compiler.reset()
+    assert parts_of(cached, *operands(), torch.zeros(2, 2, 9, 8)) is None
+
+
+def test_without_work_before_a_graph_stays_whole() -> None:
+    assert parts_of(at_once, *(torch.randn(2, 2, 6, 8) for _ in range(3))) is None
+
+
+def test_a_state_is_not_left_between_the_parts() -> None:
+    assert parts_of(mapped, *operands()) is None
+
+
+def sized(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> Any:
+    """A size across the cut, which the first part comes to know as a number."""
+    twice = x.shape[0] * 2
+    x = x + x.unbind(0)[0]
+    return attended(x, weight, kept), x.new_zeros(twice)
+
+
+def test_each_part_works_sizes_out() -> None:
+    parts = parts_of(sized, *operands(), dynamic=True)
     assert parts is not None
-    writes = [any("setitem" in str(n.target) for n in g.graph.nodes) for g in graphs(parts)]
-    assert writes == [True, False, False]
+    across = parts.before.graph.output_node().all_input_nodes
+    assert across
+    assert all(isinstance(node.meta["example_value"], torch.Tensor) for node in across)
 
 
 def mask_by_what_is_written(
