@@ -41,9 +41,9 @@ _HELD = "placeholder", "get_attr"
 
 @dataclass(frozen=True)
 class TwoParts:
-    """Graph in two parts: `before` gives some values, tensors and symbolic sizes, from the inputs;
-    a part behind gives the results of the graph from the inputs and these values. `behind` has the
-    part for either answer: whether the conditions of the rewrites hold."""
+    """Graph in two parts: `before` gives some tensors from the inputs; a part behind gives the
+    results of the graph from the inputs and these tensors. `behind` has the part for either answer:
+    whether the conditions of the rewrites hold."""
 
     before: torch.fx.GraphModule
     behind: dict[bool, torch.fx.GraphModule]
