@@ -32,22 +32,22 @@ def hold(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> bool:
 def asked(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> Callable[[], bool]:
     """Ask whether conditions hold, without a wait for the GPU. The function that is returned gives
     the answer, and waits for what the GPU had to do until then."""
-    read: list[torch.Tensor] = []
+    read: list[tuple[torch.Tensor, torch.cuda.Event]] = []
     for each in conditions:
         found = each.answer(inputs)
         if isinstance(found, torch.Tensor) and found.is_cuda:
-            read.append(torch.empty((), dtype=torch.bool, pin_memory=True))
-            read[-1].copy_(found, non_blocking=True)
+            host = torch.empty((), dtype=torch.bool, pin_memory=True)
+            host.copy_(found, non_blocking=True)
+            copied = torch.cuda.Event()  # on the input's GPU, which need not be the current one
+            copied.record(torch.cuda.current_stream(found.device))
+            read.append((host, copied))
         elif not found:
             return lambda: False
-    if not read:
-        return lambda: True
-    copied = torch.cuda.Event()
-    copied.record()
 
     def answer() -> bool:
-        copied.synchronize()
-        return all(map(bool, read))
+        for _, copied in read:
+            copied.synchronize()
+        return all(bool(host) for host, _ in read)
 
     return answer
 
