@@ -66,10 +66,9 @@ from fusion_advisor.dynamo.rewrites.conditions import hold
 from fusion_advisor.dynamo.rewrites.nodes import copied
 from fusion_advisor.dynamo.target import Target, target_of
 from fusion_advisor.dynamo.training import Phase, through_eager
-from fusion_advisor.dynamo.two_graphs import choosing, choosing_behind
+from fusion_advisor.dynamo.two_graphs import Run, choosing
 from fusion_advisor.dynamo.whole_graph import (
     GraphTimes,
-    Run,
     graph_times,
     said,
     timed_graph,
@@ -171,7 +170,7 @@ def fusion_advisor(
     if parts is not None and not dry:
         begun = _begun(parts[0].before, inputs, chosen, make, tell)
 
-    def behind(graph: Rewritten) -> _Backend:
+    def behind(graph: Rewritten) -> Inner:
         def told(outcome: Outcome) -> None:  # what is rewritten is told of once
             backward = outcome.phase == "backward"
             tell(outcome if backward else replace(outcome, rewrites=graph.taken))
@@ -192,10 +191,11 @@ def fusion_advisor(
         (cut, other), (before, values) = parts, begun
         read = [each for each in rewritten.conditions if each.reads]
         backends = {True: behind(rewritten), False: behind(other)}
-        return choosing_behind(
-            read, before, hold(read, inputs),
+        return choosing(
+            read, hold(read, inputs),
             lambda kept: backends[kept](cut.behind[kept], [*inputs, *values]),
             lambda kept: _captured_again(cut.behind[kept], backends[kept]),
+            before,
         )  # fmt: skip
 
     def now(kept: bool) -> Callable[..., Any]:
@@ -206,10 +206,7 @@ def fusion_advisor(
             return _captured_again(rewritten.module, behind(rewritten))
         return _captured_again(module, for_all)
 
-    return choosing(asked_first, inputs, now, later)
-
-
-_Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+    return choosing(asked_first, hold(asked_first, inputs), now, later)
 
 
 def _chosen(

@@ -31,9 +31,8 @@ from fusion_advisor.dynamo.rewrites.nodes import (
     writes_into,
     written,
 )
+from fusion_advisor.dynamo.two_graphs import Run
 from fusion_advisor.frontend.aot import as_fake, fake_mode
-
-Run = Callable[..., Any]
 
 _HELD = "placeholder", "get_attr"
 """Nodes that each part has for itself."""

@@ -12,42 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusion_advisor.dynamo.rewrites.conditions import Requirement, asked, hold
+from fusion_advisor.dynamo.rewrites.conditions import Requirement, asked
 
 Run = Callable[..., Any]
 
 
+def _nothing(*given: Any) -> tuple[()]:
+    return ()
+
+
 def choosing(
     conditions: Sequence[Requirement],
-    inputs: Sequence[Any],
-    compiled: Callable[[bool], Run],
-    compiled_later: Callable[[bool], Run],
-) -> Run:
-    """Callable that runs the rewritten graph where the conditions hold, and the graph for all
-    inputs elsewhere. What these inputs ask for is `compiled` at once, told whether the conditions
-    hold; the other graph by `compiled_later`, as its first call comes."""
-    first = hold(conditions, inputs)
-    runs = {first: compiled(first)}
-
-    def run(*given: Any) -> Any:
-        kept = hold(conditions, given)
-        if kept not in runs:
-            runs[kept] = compiled_later(kept)
-        return runs[kept](*given)
-
-    return run
-
-
-def choosing_behind(
-    conditions: Sequence[Requirement],
-    before: Run,
     first: bool,
     compiled: Callable[[bool], Run],
     compiled_later: Callable[[bool], Run],
+    before: Run = _nothing,
 ) -> Run:
-    """Callable that runs the part of a graph before a cut, and behind it the part for the answer,
-    which gets the inputs and what the first part gave. `first` is the answer for the inputs that
-    the graph is compiled for, whose part is compiled at once."""
+    """Callable that runs the rewritten graph where the conditions hold, and the graph for all
+    inputs elsewhere; after `before`, the part that both begin with, they get the inputs and what it
+    gave. `first` is the answer for the inputs that are compiled for: its graph is `compiled` at
+    once, the other by `compiled_later`, as its first call comes."""
     runs = {first: compiled(first)}
 
     def run(*given: Any) -> Any:

@@ -25,6 +25,7 @@ from torch.fx.node import map_arg
 
 from fusion_advisor.dynamo.measured import Tune, apart, drawn_operands, kept_choices
 from fusion_advisor.dynamo.processes import Ranks
+from fusion_advisor.dynamo.two_graphs import Run
 from fusion_advisor.frontend.expansions import describe, hint
 from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.driver import timing_rules
@@ -34,8 +35,6 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.kept import entry, put, read
 from fusion_advisor.support.kernel_fault import cause
-
-Run = Callable[..., Any]
 
 
 @dataclass(frozen=True)

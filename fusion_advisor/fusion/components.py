@@ -269,20 +269,20 @@ def _solve(
             decisions[mask] = decide(place(mask))
         return decisions[mask]
 
+    shared = known is not None
+    by_key = known if known is not None else {}
+
     def alike(mask: int) -> object:
-        return mask if known is None else _surroundings(flow, place(mask))
+        return _surroundings(flow, place(mask)) if shared else mask
 
     def judge(mask: int) -> Verdict:
         key = alike(mask)
-        verdict = None if known is None else known.get(key)
-        if verdict is None:
+        if key not in by_key:
             found = decision(mask)
             launches_us = found.fused_us - flow.annotated.device.times.call.value
-            verdict = Verdict(found.accepted, found.hopeless, launches_us)
-            if known is not None:
-                known[key] = verdict
-        verdicts[mask] = verdict
-        return verdict
+            by_key[key] = Verdict(found.accepted, found.hopeless, launches_us)
+        verdicts[mask] = by_key[key]
+        return by_key[key]
 
     if len(units) < len(numbers):
         alone_us = [sum(component.alone_us[i] for i in bits(each)) for each in units]
@@ -303,7 +303,7 @@ def _solve(
     alone = [1 << i for i in range(component.count) if not covered >> i & 1]
     slow = [mask for mask in alone if judge(mask).accepted]
     whole = component.everything
-    if known is not None and not all(decision(mask).accepted for mask in (*cut.sets, *slow)):
+    if shared and not all(decision(mask).accepted for mask in (*cut.sets, *slow)):
         return _solve(flow, occurrences, decide, rulebook, result, unit, around, None)
     legal = component.count > 1 and compatible(component, whole)
 
