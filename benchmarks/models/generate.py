@@ -1,13 +1,14 @@
 """Tokens that a model of a billion parameters writes by `generate()`; writes a table.
 
-    python -m benchmarks.models.generate [--batches 1,8,64] [--tokens 128] [--seconds 300] [--out D]
+    python -m benchmarks.models.generate [--model llama|gemma3_text] [--batches 1,8,64]
+        [--tokens 128] [--seconds 300] [--out D]
 
-The model has the sizes of Llama 3.2 1B, in bfloat16 on random weights; the prompt has 128 tokens
-and no padding. `eager` has a cache that grows; `transformers` a static one, for which `generate()`
-calls torch.compile for one token by itself (reduce-overhead); `apply` is that with
-`fusion_advisor.apply` before. Each way has a process of its own. A token's time is what lies
-between two calls of a stopping criterion, which waits for the GPU; the first two runs of each batch
-are not counted.
+The model has the sizes of Llama 3.2 1B or of Gemma 3 1B, most of whose layers see a window of 512
+tokens, in bfloat16 on random weights; the prompt has 128 tokens and no padding. `eager` has a cache
+that grows; `transformers` a static one, for which `generate()` calls torch.compile for one token by
+itself (reduce-overhead); `apply` is that with `fusion_advisor.apply` before. Each way has a process
+of its own. A token's time is what lies between two calls of a stopping criterion, which waits for
+the GPU; the first two runs of each batch are not counted.
 """
 # transformers is untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -29,16 +30,23 @@ from ..gpu import ROOT, heading
 
 WAYS = ("eager", "transformers", "apply")
 PROMPT = 128
-SIZES: dict[str, Any] = {
-    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
-    "tie_word_embeddings": True, "max_position_embeddings": 8192,
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
+        "tie_word_embeddings": True, "max_position_embeddings": 8192,
+    },
+    "gemma3_text": {
+        "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+        "sliding_window": 512, "max_position_embeddings": 32768,
+    },
 }  # fmt: skip
 
 Row = dict[str, Any]
 
 
-def child(way: str, batches: list[int], tokens: int) -> None:
+def child(kind: str, way: str, batches: list[int], tokens: int) -> None:
     """Measure a way; print a row for each batch."""
     import torch
     import transformers
@@ -47,7 +55,7 @@ def child(way: str, batches: list[int], tokens: int) -> None:
 
     torch.manual_seed(0)
     with torch.device("cuda"):
-        config = transformers.LlamaConfig(**SIZES, dtype=torch.bfloat16)
+        config = transformers.AutoConfig.for_model(kind, **SIZES[kind], dtype=torch.bfloat16)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     for batch in batches:
         torch.compiler.reset()
@@ -123,6 +131,7 @@ def table(rows: list[Row]) -> list[str]:
 def main() -> int:
     """Measure every way, and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=SIZES, default="llama")
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=300)
@@ -131,12 +140,19 @@ def main() -> int:
     options = parser.parse_args()
     batches = [int(each) for each in options.batches.split(",")]
     if options.way:
-        child(options.way, batches, options.tokens)
+        child(options.model, options.way, batches, options.tokens)
         return 0
     until, rows = time.monotonic() + options.seconds, list[Row]()
     for way in WAYS:
         command = [sys.executable, "-m", "benchmarks.models.generate", "--way", way]
-        command += ["--batches", options.batches, "--tokens", str(options.tokens)]
+        command += [
+            "--model",
+            options.model,
+            "--batches",
+            options.batches,
+            "--tokens",
+            str(options.tokens),
+        ]
         try:
             left = max(1.0, until - time.monotonic())
             ran = subprocess.run(

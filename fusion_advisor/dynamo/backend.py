@@ -52,6 +52,7 @@ import torch
 from fusion_advisor.dynamo.custom_ops import interpreted, loosen_views, substitute
 from fusion_advisor.dynamo.cut import TwoParts, compiled_before, cut
 from fusion_advisor.dynamo.measured import Stopwatch, on_gpu
+from fusion_advisor.dynamo.numbers import NumbersOutside, numbers_outside
 from fusion_advisor.dynamo.options import (
     BackendOptions,
     Inner,
@@ -163,6 +164,43 @@ def fusion_advisor(
     chosen = options_of(mode, dict(options or {}))
     if dry:
         chosen = replace(chosen, inner=inner_compiler("eager", {}), trained=through_eager)
+    elif (outside := _numbers_outside(module, inputs, chosen)) is not None:
+        told = partial(_told_with, tell, outside.taken)
+        return outside.around(_graph(outside.module, outside.inputs, chosen, told))
+    return _graph(module, inputs, chosen, tell, dry=dry)
+
+
+def _numbers_outside(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: BackendOptions
+) -> NumbersOutside | None:
+    """Graph without the numbers that change, where a CUDA graph would be recorded for each; None
+    where it needs no change."""
+    graphed = options.patches is not None and options.compiler.graphed
+    if not (options.rewrites and graphed):
+        return None
+    try:
+        return numbers_outside(module, inputs)
+    except Exception as error:
+        if _strict():
+            raise
+        warnings.warn(f"fusion_advisor: numbers stay in the graph: {cause(error)}", stacklevel=3)
+        return None
+
+
+def _told_with(tell: Callable[[Outcome], None], taken: tuple[Taken, ...], outcome: Outcome) -> None:
+    """Tell an outcome with rewrites that were made before the others."""
+    tell(replace(outcome, rewrites=(*taken, *outcome.rewrites)))
+
+
+def _graph(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    chosen: BackendOptions,
+    tell: Callable[[Outcome], None],
+    *,
+    dry: bool = False,
+) -> Callable[..., Any]:
+    """Compile a graph of tensors: rewritten, or in the two forms that conditions choose between."""
     anywhere = dry or interpreted()
     rewritten, parts = _chosen(module, inputs, chosen, anywhere=anywhere)
     make = partial(_compiled, anywhere=anywhere, dry=dry)

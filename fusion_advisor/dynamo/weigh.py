@@ -10,7 +10,9 @@ predicts for our kernel beyond its launches.
 An op that Inductor cannot see through blocks fusions. Every launch beside the region that Inductor
 could have put into the region's kernel then needs a launch of its own; a tensor between the two is
 read again, and written only for that if nobody else wants it. All such neighbours are charged for,
-as if Inductor fused each of them.
+as if Inductor fused each of them. Inductor also computes in one kernel what reads the same tensor
+and has the same size, as the rotations of queries and keys are: an op beside such a kernel is
+charged with a launch, and with what both read.
 
 Where Inductor lays out convolutions with channels last, what is computed between them has that
 layout, and is copied for an op that was traced with another one. These copies are charged for, too.
@@ -176,7 +178,24 @@ def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int, int]:
         neighbours |= fused
         moved += tensors[ref].bytes * (len(fused) + (users == fused))
         kept += tensors[ref].bytes * (users == fused)
-    return moved, kept, len(neighbours)
+    beside = {ref for ref in border.inputs if _read_beside(flow, ref, border)}
+    moved += sum(tensors[ref].bytes for ref in beside)
+    return moved, kept, len(neighbours) + bool(beside)
+
+
+def _read_beside(flow: Dataflow, ref: Ref, border: Boundary) -> bool:
+    """Whether Inductor could read an operand of a region once for the region and for a launch
+    beside it: neither waits for the other, and both have as many elements."""
+    inside, tensors = set(border.members), flow.annotated.tensors
+    sizes = {tensors[each].numel for each in border.outputs}
+    return any(
+        use >= 0
+        and use not in inside
+        and _inlined(flow, use)
+        and not any(flow.above[use] >> i & 1 or flow.above[i] >> use & 1 for i in inside)
+        and any(out is not None and out.numel in sizes for out in flow.nodes[use].outputs)
+        for use in flow.uses(flow.base(ref))
+    )
 
 
 def _laid_out_anew(flow: Dataflow, border: Boundary) -> Iterator[Ref]:

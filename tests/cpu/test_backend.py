@@ -343,6 +343,29 @@ def test_attention_that_is_written_out_is_inductors() -> None:
     assert whys(lambda q, m: (q @ q.transpose(-1, -2) / 8 + m).softmax(-1), heads, mask) != [why]
 
 
+def test_what_reads_the_same_tensor_beside_a_kernel_is_charged() -> None:
+    """Inductor has one launch for both, and reads the tensor once; not where one waits for the
+    other, or has another size."""
+    x, y = (torch.empty(64, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    square = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    first = slice(0, 5)
+
+    def beside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return by_hand(x), torch.sigmoid(x * y)
+
+    def waiting(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(by_hand(x) @ w * x)
+
+    def smaller(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return by_hand(x), x[:8] * y[:8]
+
+    kernel = weighed(beside, x, y, parts=first)
+    assert kernel.blocked_bytes == x.numel() * 2
+    assert kernel.blocked_us > 1e6 * kernel.blocked_bytes / RULES.device("h200").bandwidth
+    assert weighed(waiting, x, square, parts=first).blocked_bytes == 0
+    assert weighed(smaller, x, y, parts=first).blocked_bytes == 0
+
+
 def test_what_waits_for_a_matmul_is_no_neighbour() -> None:
     """The residual is read again behind the block, where no kernel could reach."""
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,33 @@ def test_llama(mode: str) -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
     if mode == "reduce-overhead":
         assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+
+
+class Placed(nn.Module):
+    """A layer that is told where its rows begin by what counts the calls, as by a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, cache: SimpleNamespace) -> torch.Tensor:
+        at = torch.arange(x.shape[0], device=x.device) + cache.seen
+        return self.layer(x) * torch.cos(at * 0.1)[:, None]
+
+
+@torch.no_grad()
+def test_a_number_that_changes_leaves_one_cuda_graph() -> None:
+    model = Placed().cuda()
+    call = compiled(model, mode="reduce-overhead")
+    x = torch.randn(8, 64, device="cuda")
+    for seen in range(3, 9):  # a constant, a number, warm-up, capture, replays
+        cache = SimpleNamespace(seen=seen)
+        torch.testing.assert_close(call(x, cache), model(x, cache))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for seen in range(9, 12):
+            call(x, SimpleNamespace(seen=seen))
+    assert graphs() == 2
+    assert sum(event.name == "cudaGraphLaunch" for event in profile.events()) == 3
 
 
 @torch.no_grad()

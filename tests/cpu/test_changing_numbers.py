@@ -1,0 +1,194 @@
+"""Numbers that change from call to call, left out of what a CUDA graph is recorded of."""
+# Dynamo's graphs are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_advisor.dynamo import backend
+from fusion_advisor.dynamo.backend import Outcome
+from fusion_advisor.dynamo.numbers import NumbersOutside, numbers_outside
+
+Step = Callable[["Cache", torch.Tensor], Any]
+WINDOW = 8
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Cache:
+    """What a model keeps between calls: how many there were, and a window of what they brought."""
+
+    def __init__(self) -> None:
+        self.seen, self.others = 3, 5
+        self.kept = torch.zeros(WINDOW, 4)
+        self.length = torch.tensor(3)
+
+
+def called(step: Step, calls: int = 6) -> list[NumbersOutside | None]:
+    """What stays outside of each graph of a step that is called some times; each call gives and
+    leaves what the step does as it is written, and the graph runs without the numbers."""
+    found: list[NumbersOutside | None] = []
+
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(outside := numbers_outside(module, inputs))
+        if outside is None:
+            return module.forward
+
+        def run(*given: Any) -> Any:
+            assert not any(isinstance(each, int) for each in given)
+            return outside.module(*given)
+
+        assert not any(isinstance(each, torch.SymInt) for each in outside.inputs)
+        return outside.around(run)
+
+    ours, theirs = Cache(), Cache()
+    compiled = torch.compile(step, backend=seen)
+    with torch.no_grad():
+        for _ in range(calls):
+            x = torch.randn(4)
+            torch.testing.assert_close(compiled(ours, x.clone()), step(theirs, x.clone()))
+            assert vars(ours).keys() == vars(theirs).keys()
+            torch.testing.assert_close([*vars(ours).values()], [*vars(theirs).values()])
+    return found
+
+
+def counted(cache: Cache, x: torch.Tensor) -> Any:
+    at = torch.arange(4) + cache.seen
+    cache.seen += 1
+    return torch.cos(at * 0.1) * x, at > cache.seen
+
+
+def written_as_it_is_counted(cache: Cache, x: torch.Tensor) -> Any:
+    cache.kept.index_copy_(0, torch.arange(1) + cache.seen % WINDOW, x[None])
+    cache.length.add_(cache.seen - cache.others)
+    cache.seen += 1
+    return cache.kept.sum(0), cache.seen
+
+
+def a_range(cache: Cache, x: torch.Tensor) -> Any:
+    at = torch.arange(cache.seen, cache.seen + 4, dtype=torch.int32)
+    cache.seen += 4
+    return at, at * x
+
+
+def two(cache: Cache, x: torch.Tensor) -> Any:
+    apart = (torch.arange(4) - cache.seen) * cache.others
+    cache.seen, cache.others = cache.seen + 1, cache.others + 2
+    return apart + max(cache.seen, cache.others), x
+
+
+def only_counted(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen += 2
+    return x * 2
+
+
+@pytest.mark.parametrize("step", [counted, written_as_it_is_counted, a_range, two, only_counted])
+def test_a_number_that_changes_stays_outside(step: Step) -> None:
+    first, *others = called(step)
+    assert first is None  # Dynamo takes a number for a constant until it changes
+    assert others
+    assert all(each is not None and each.taken for each in others)
+
+
+def test_calls_within_inference_mode_and_without_share_a_tensor() -> None:
+    (outside,) = [each for each in called(counted, calls=3) if each is not None]
+    run = outside.around(outside.module)
+    x = torch.randn(4)
+    with torch.inference_mode():
+        run(x, 3) if outside.graph_reads == (0,) else run(3, x)
+    run(x, 4) if outside.graph_reads == (0,) else run(4, x)
+
+
+def until_it_is_full(cache: Cache, x: torch.Tensor) -> Any:
+    lost: int = torch.sym_max(cache.seen - WINDOW + 1, 0)  # pyright: ignore[reportAssignmentType]
+    at = torch.arange(4) + cache.seen
+    cache.seen += 1
+    return torch.nn.functional.pad(x, [0, lost]) + lost if cache.seen <= WINDOW else x - at
+
+
+def test_a_number_that_the_guards_know_is_put_in() -> None:
+    _, growing, full = called(until_it_is_full, calls=9)
+    assert growing is not None
+    assert full is not None
+    assert not any(
+        "pad" in str(n.target) and n.all_input_nodes[1:] for n in growing.module.graph.nodes
+    )
+
+
+def a_size(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen += 1
+    return x.expand(cache.seen, 4)
+
+
+def a_slice(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen = cache.seen % 6 + 1
+    return cache.kept[: cache.seen] + x
+
+
+def an_index(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen = cache.seen % 6 + 1
+    return cache.kept[cache.seen] + x
+
+
+def with_floats(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen += 1
+    return x.to(torch.float16) * cache.seen
+
+
+def a_long_range(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen += 1
+    return torch.arange(cache.seen) + 1, x
+
+
+def another_dtype(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen += 1
+    return torch.tensor(3, dtype=torch.int32) + cache.seen, x
+
+
+def filled(cache: Cache, x: torch.Tensor) -> Any:
+    cache.seen += 1
+    return torch.full((4,), cache.seen), x
+
+
+@pytest.mark.parametrize(
+    "step", [a_size, a_slice, an_index, with_floats, a_long_range, another_dtype, filled]
+)
+def test_what_has_to_know_a_number_keeps_it(step: Step) -> None:
+    assert not any(called(step))
+
+
+def test_what_keeps_a_number_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fusion_advisor"):
+        called(with_floats)
+    assert any(
+        "a CUDA graph has one value of" in said and "mul" in said for said in caplog.messages
+    )
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_the_backend_leaves_numbers_out_under_cuda_graphs_alone(graphed: bool) -> None:
+    outcomes: list[Outcome] = []
+
+    def compiled(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = {"triton.cudagraphs": graphed}
+        return backend.fusion_advisor(module, inputs, options=options, on_outcome=outcomes.append)
+
+    ours, theirs = Cache(), Cache()
+    step = torch.compile(counted, backend=compiled)
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(4)
+            torch.testing.assert_close(step(ours, x), counted(theirs, x))
+    assert ours.seen == theirs.seen
+    named = [[each.name for each in outcome.rewrites] for outcome in outcomes]
+    assert named == [[], ["changing-number"] * graphed]
