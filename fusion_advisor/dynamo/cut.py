@@ -36,6 +36,9 @@ from fusion_advisor.frontend.aot import as_fake, fake_mode
 
 _HELD = "placeholder", "get_attr"
 """Nodes that each part has for itself."""
+_MAKING = ("tensor", "arange", "full", "zeros", "ones", "scalar_tensor")
+_MOVING = ("to", "add", "sub", "mul", "unsqueeze", "expand", "view", "getitem")
+"""Functions that make a tensor of numbers, and that make one of another; none draws numbers."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ def cut(
         False: [n for n in for_all.graph.nodes if n.op not in _HELD and n.name not in shared],
     }
     read = {each.name for part in behind.values() for node in part for each in node.all_input_nodes}
-    numbers: list[torch.fx.Node] = []
-    for node in reversed(before):  # a size is worked out in each part
-        if node.name in read and isinstance(_value(node), torch.SymInt | torch.Size):
-            numbers.insert(0, node)
+    constants = _constants(before, *behind.values())
+    anew: list[torch.fx.Node] = []
+    for node in reversed(before):  # a size or a constant is worked out in each part
+        known = node in constants or isinstance(_value(node), torch.SymInt | torch.Size)
+        if node.name in read and known:
+            anew.insert(0, node)
             read.update(each.name for each in node.all_input_nodes)
-    across = [node for node in before if node.name in read and node not in numbers]
+    across = [node for node in before if node.name in read and node not in anew]
     if not across or not all(isinstance(_value(node), torch.Tensor) for node in across):
         return None
     if not _may_swap(for_all.graph, shared, before, behind[False]):
@@ -83,7 +88,7 @@ def cut(
     parts = {True: rewritten.module, False: for_all}
     return TwoParts(
         _part(rewritten.module, before, (), across),
-        {holds: _part(whole, [*numbers, *behind[holds]], across) for holds, whole in parts.items()},
+        {holds: _part(whole, [*anew, *behind[holds]], across) for holds, whole in parts.items()},
     )
 
 
@@ -108,6 +113,24 @@ def compiled_before(
     run, fake = compiled(telling), fake_mode(inputs)
     with fake, patch.object(fake, "allow_non_fake_inputs", True):
         return run, list(run(*(as_fake(value, fake) for value in inputs)))
+
+
+def _constants(
+    before: Sequence[torch.fx.Node], *behind: Sequence[torch.fx.Node]
+) -> set[torch.fx.Node]:
+    """Tensors before a cut that are made of no input, and into which nothing writes. A compiler
+    puts them into the kernels that read them. Handed across the cut, one on the CPU would need a
+    kernel there, for which a compiler of C++ runs for most of a minute."""
+    into = {storage(each) for part in (before, *behind) for node in part for each in written(node)}
+    found = set[torch.fx.Node]()
+    if None in into:
+        return found
+    for node in before:
+        given = node.all_input_nodes
+        plain = called(node, *_MOVING) if given else called(node, *_MAKING)
+        if plain and found.issuperset(given) and storage(node) not in (*into, None):
+            found.add(node)
+    return found
 
 
 def _value(node: torch.fx.Node) -> Any:

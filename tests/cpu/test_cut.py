@@ -123,6 +123,33 @@ def test_what_makes_masks_alone_is_in_the_part_for_padding() -> None:
     assert makes == [False, False, True]
 
 
+def within_a_window(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Constants that are made before the attention and read on both sides."""
+    window, steps = torch.tensor(3), torch.arange(x.shape[1]).unsqueeze(0)
+    seen = (x * (steps % window)[..., None]).relu()
+    return attended(seen, weight, kept) * (steps - window)[..., None]
+
+
+def test_a_constant_is_made_in_each_part_that_reads_it() -> None:
+    parts = parts_of(within_a_window, *operands())
+    assert parts is not None
+    for part in graphs(parts):
+        assert any(node.target is torch.tensor for node in part.graph.nodes)
+    across = parts.before.graph.output_node().all_input_nodes
+    assert not any(each.meta["example_value"].dtype == torch.int64 for each in across)
+
+
+def one_is_written(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    steps = torch.arange(x.shape[1])
+    made = attended(x * steps[:, None], weight, kept)
+    steps.add_(1)
+    return made * steps[:, None]
+
+
+def test_a_constant_that_is_written_behind_leaves_the_graph_whole() -> None:
+    assert parts_of(one_is_written, *operands()) is None
+
+
 def graphs(parts: TwoParts) -> list[torch.fx.GraphModule]:
     return [parts.before, parts.behind[True], parts.behind[False]]
 
