@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,8 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
     values: dict[str, Any] = {}
     if name == "input_ids":
         values[name] = ids
+    elif name == "pixel_values" and "spatial_shapes" in takes:
+        values |= _patches(config, batch, module_dtype(module), assumed)
     elif shape := _shape(name, config, batch):
         values[name] = torch.randn(shape, dtype=module_dtype(module))
         if name == "pixel_values":
@@ -144,6 +147,24 @@ def _words(known: int, batch: int, tokens: int) -> torch.Tensor:
     """Text without padding and other marks, which lie at the ends of a vocabulary. Its values are
     known under fake tensors, as drawn ones are not: a model may ask how long it is."""
     return torch.arange(batch * tokens).view(batch, tokens) % max(known // 2, 1) + known // 4
+
+
+def _patches(
+    config: Any, batch: int, dtype: torch.dtype, assumed: list[str]
+) -> dict[str, torch.Tensor]:
+    """Square images that are cut into patches already, with what tells which patches are there, all
+    of them. Their sizes are known under fake tensors, since a model reads them."""
+    vision = getattr(config, "vision_config", config)
+    side = math.isqrt(vision.num_patches)
+    assumed.append(f"image={side}x{side} patches")
+    places = batch, vision.num_patches
+    return {
+        "pixel_values": torch.randn(
+            *places, vision.num_channels * vision.patch_size**2, dtype=dtype
+        ),
+        "pixel_attention_mask": torch.ones(places, dtype=torch.int32),
+        "spatial_shapes": torch.tensor([[side, side]] * batch),
+    }
 
 
 def _labels(module: Any, config: Any, values: Mapping[str, Any]) -> tuple[torch.Tensor, str] | None:

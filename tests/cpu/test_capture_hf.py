@@ -213,6 +213,21 @@ SPEECH = {
 }  # fmt: skip
 
 
+def test_an_image_that_is_cut_into_patches_comes_with_their_places(tmp_path: Path) -> None:
+    """Siglip2 reads the sizes of its images in a tensor."""
+    content = {
+        "model_type": "siglip2", "architectures": ["Siglip2ForImageClassification"],
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
+            "num_hidden_layers": 1, "num_patches": 16, "patch_size": 4,
+        },
+    }  # fmt: skip
+    graph = capture_here(write(tmp_path, content), Scenario(batch=2))
+    assert {(2, 16, 48), (2, 16)} <= {
+        node.out.shape for node in graph.nodes if node.kind == "input"
+    }
+
+
 def test_a_spectrogram_has_the_sizes_of_its_configuration(tmp_path: Path) -> None:
     config = {
         "model_type": "audio-spectrogram-transformer", "architectures": ["ASTModel"],
