@@ -175,6 +175,37 @@ def test_what_keeps_a_number_is_said(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
+def test_a_window_of_transformers_fills_up() -> None:
+    """Its length is a number; it is a constant once, grows, and stays as long as the window."""
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.MistralConfig(**sizes, **heads, sliding_window=6)
+    model = transformers.MistralForCausalLM(config).eval()
+    caches = [transformers.StaticCache(config=config, max_cache_len=32) for _ in range(2)]
+    found: list[NumbersOutside] = []
+
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if (outside := numbers_outside(module, inputs)) is None:
+            return module.forward
+        found.append(outside)
+        return outside.around(outside.module)
+
+    step = torch.compile(model, backend=seen)
+    with torch.no_grad():
+        for tokens in (3, *[1] * 7):
+            ids = torch.randint(0, 50, (2, tokens))
+            call = model if tokens > 1 else step
+            ours, theirs = (
+                f(ids, past_key_values=c) for f, c in zip((call, model), caches, strict=True)
+            )
+            torch.testing.assert_close(ours.logits, theirs.logits)
+    growing, full = found
+    for outside in (growing, full):
+        assert len(outside.taken) == 2
+        assert not any(isinstance(each, torch.SymInt) for each in outside.inputs)
+
+
 @pytest.mark.parametrize("graphed", [False, True])
 def test_the_backend_leaves_numbers_out_under_cuda_graphs_alone(graphed: bool) -> None:
     outcomes: list[Outcome] = []
