@@ -36,6 +36,15 @@ def _gradients_stay_on() -> Iterator[None]:
     assert left, "gradients are off"
 
 
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """What torch.compile made before and after a test is forgotten; what is drawn is the same."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:
     """A warm child that checks kernels on the interpreter: to start one takes seconds."""

@@ -3,7 +3,7 @@ runs behind, for either answer."""
 # Dynamo's graphs are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,17 +18,11 @@ from fusion_advisor.dynamo.rewrites.conditions import Ones, asked
 from fusion_advisor.rulebook.load import load_rulebook
 from tests.cpu.test_rewrites import always_read
 
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+
 Model = Callable[..., Any]
 WHOLE, HOLES = torch.ones(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
 HOLES[1, 4:] = 0
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def parts_of(model: Model, *given: Any, dynamic: bool = False) -> TwoParts | None:

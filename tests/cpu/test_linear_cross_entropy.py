@@ -7,7 +7,7 @@ and only where nothing else reads the logits."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,15 +24,10 @@ from fusion_advisor.dynamo.rewrites import rewrite
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+
 WORDS, WIDTH = 40, 16
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,8 @@ from fusion_advisor.dynamo.rewrites.attention import launched
 from fusion_advisor.dynamo.rewrites.conditions import Requirement, Unchanged, hold
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
+
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 Mask = Callable[..., Any]
 
@@ -59,14 +61,6 @@ def always_read() -> Rulebook:
         worth = 'worth = { value = 1e-12, unit = "x", source = "test" }'
         overlay.write_text(f"[rewrites.needless-mask.limits]\n{worth}\n")
         return load_rulebook((overlay,))
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def attended(mask: Mask, **more: Any) -> Callable[..., torch.Tensor]:
