@@ -145,14 +145,8 @@ def main() -> int:
     until, rows = time.monotonic() + options.seconds, list[Row]()
     for way in WAYS:
         command = [sys.executable, "-m", "benchmarks.models.generate", "--way", way]
-        command += [
-            "--model",
-            options.model,
-            "--batches",
-            options.batches,
-            "--tokens",
-            str(options.tokens),
-        ]
+        command += ["--model", options.model, "--batches", options.batches]
+        command += ["--tokens", str(options.tokens)]
         try:
             left = max(1.0, until - time.monotonic())
             ran = subprocess.run(

@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -81,6 +81,8 @@ from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.kernel_fault import cause
 
 _log = logging.getLogger("fusion_advisor")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -178,13 +180,9 @@ def _numbers_outside(
     graphed = options.patches is not None and options.compiler.graphed
     if not (options.rewrites and graphed):
         return None
-    try:
-        return numbers_outside(module, inputs)
-    except Exception as error:
-        if _strict():
-            raise
-        warnings.warn(f"fusion_advisor: numbers stay in the graph: {cause(error)}", stacklevel=3)
-        return None
+    return _unless_at_fault(
+        lambda: numbers_outside(module, inputs), None, "numbers stay in the graph: {}"
+    )
 
 
 def _told_with(tell: Callable[[Outcome], None], taken: tuple[Taken, ...], outcome: Outcome) -> None:
@@ -285,14 +283,10 @@ def _begun(
 
         return make(part, inputs, replace(quick, inner=inner), told)
 
-    try:
-        return compiled_before(inputs, options.inner, before)
-    except Exception as error:
-        if _strict():
-            raise
-        why = f"{cause(error)}; an input is read before the graph, not within"
-        warnings.warn(f"fusion_advisor: {why}", stacklevel=3)
-        return None
+    return _unless_at_fault(
+        lambda: compiled_before(inputs, options.inner, before), None,
+        "{}; an input is read before the graph, not within",
+    )  # fmt: skip
 
 
 def _captured_again(
@@ -321,16 +315,14 @@ def _rewritten(
     """Graph after the rewrites, with those that mean the same under conditions or without."""
     if not options.rewrites or _elsewhere(inputs, anywhere=anywhere):
         return Rewritten(module)
-    try:
-        return rewrite(
-            module, inputs, load_rulebook(options.rules), conditions=conditions,
-            read=read if options.read_inputs else "never", chunked_loss=options.chunked_loss,
-        )  # fmt: skip
-    except Exception as error:
-        if _strict():
-            raise
-        warnings.warn(f"fusion_advisor: no rewrites here: {cause(error)}", stacklevel=2)
-        return Rewritten(module)
+    read = read if options.read_inputs else "never"
+    return _unless_at_fault(
+        lambda: rewrite(
+            module, inputs, load_rulebook(options.rules), conditions=conditions, read=read,
+            chunked_loss=options.chunked_loss,
+        ),
+        Rewritten(module), "no rewrites here: {}",
+    )  # fmt: skip
 
 
 def _compiled(
@@ -412,6 +404,18 @@ def _compiled_to_train(
 def _strict() -> bool:
     """Whether a fault of ours is raised."""
     return os.environ.get("FUSION_ADVISOR_STRICT") == "1"
+
+
+def _unless_at_fault(make: Callable[[], _T], otherwise: _T, says: str) -> _T:
+    """Result of a step that a graph can do without; `otherwise` where a fault of ours costs it,
+    after a warning, which `says` that with its cause."""
+    try:
+        return make()
+    except Exception as error:
+        if _strict():
+            raise
+        warnings.warn(f"fusion_advisor: {says.format(cause(error))}", stacklevel=4)
+        return otherwise
 
 
 def _fault(error: Exception) -> Outcome:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -48,14 +48,12 @@ _WITH_A_TENSOR = (
 class NumbersOutside:
     """Graph of which some numbers stay outside: `module` takes the `inputs` that are no such
     numbers, then a tensor for each value that `host` works out, and gives those results that are no
-    such numbers; `host` takes all numbers of a call and gives the values and the other results."""
+    such numbers; `host` takes what the whole takes and gives the values and the other results."""
 
     module: torch.fx.GraphModule
     inputs: list[Any]
     taken: tuple[Taken, ...]
     host: Callable[..., tuple[list[int], list[int]]]
-    host_reads: tuple[int, ...]
-    """Places, among the inputs of the whole, of what `host` takes."""
     graph_reads: tuple[int, ...]
     """Places, among the inputs of the whole, of what `module` takes."""
     devices: tuple[torch.device, ...]
@@ -68,7 +66,7 @@ class NumbersOutside:
         held = _Held(self.devices)
 
         def run(*given: Any) -> tuple[Any, ...]:
-            values, others = map(iter, self.host(*(given[place] for place in self.host_reads)))
+            values, others = map(iter, self.host(*given))
             tensors = held.hold(list(values))
             results = iter(compiled(*(given[place] for place in self.graph_reads), *tensors))
             return tuple(next(others if by_host else results) for by_host in self.of_host)
@@ -125,7 +123,8 @@ def numbers_outside(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Numb
                 held[place] = _placeholder(graph, place, fake_mode(inputs))
         _read_tensor(node, number, held[place], value)
     results: list[Any] = list(cast(Any, graph.output_node().args[0]))
-    host = _host(made_of, [number for number, _ in held], [each for each in results if each in out])
+    values = [number for number, _ in held]
+    host = _host(placeholders, made_of, values, [each for each in results if each in out])
     graph.output_node().args = (tuple(each for each in results if each not in out),)
     for node in reversed(list(graph.nodes)):
         if node in out:
@@ -139,7 +138,6 @@ def numbers_outside(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Numb
         [*(inputs[place] for place in left), *fakes],
         tuple(Taken("changing-number", node, f"{node.name}: {why}") for node in changing),
         host,
-        tuple(place for place, node in enumerate(placeholders) if node in made_of),
         tuple(left),
         tuple(device for _, device in held),
         tuple(each in out for each in results),
@@ -262,13 +260,15 @@ def _read_tensor(
 
 
 def _host(
-    made_of: Mapping[torch.fx.Node, frozenset[torch.fx.Node]],
+    placeholders: Sequence[torch.fx.Node],
+    numbers: Iterable[torch.fx.Node],
     values: Sequence[torch.fx.Node],
     results: Sequence[torch.fx.Node],
 ) -> Callable[..., tuple[list[int], list[int]]]:
-    """Function of all numbers of a call that gives the values of some nodes, and of others."""
+    """Function of the inputs of a graph that gives the values of some of its `numbers`, and of
+    others."""
     graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
-    for node in made_of:
+    for node in dict.fromkeys((*placeholders, *numbers)):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(([copies[each] for each in values], [copies[each] for each in results]))
     graph.eliminate_dead_code()

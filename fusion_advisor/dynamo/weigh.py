@@ -178,16 +178,16 @@ def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int, int]:
         neighbours |= fused
         moved += tensors[ref].bytes * (len(fused) + (users == fused))
         kept += tensors[ref].bytes * (users == fused)
-    beside = {ref for ref in border.inputs if _read_beside(flow, ref, border)}
+    sizes = {tensors[ref].numel for ref in border.outputs}
+    beside = {ref for ref in border.inputs if _read_beside(flow, ref, inside, sizes)}
     moved += sum(tensors[ref].bytes for ref in beside)
     return moved, kept, len(neighbours) + bool(beside)
 
 
-def _read_beside(flow: Dataflow, ref: Ref, border: Boundary) -> bool:
-    """Whether Inductor could read an operand of a region once for the region and for a launch
-    beside it: neither waits for the other, and both have as many elements."""
-    inside, tensors = set(border.members), flow.annotated.tensors
-    sizes = {tensors[each].numel for each in border.outputs}
+def _read_beside(flow: Dataflow, ref: Ref, inside: set[int], sizes: set[int]) -> bool:
+    """Whether Inductor could read an operand of a region once for the region, whose results have
+    these sizes, and for a launch beside it: neither waits for the other, and the launch makes as
+    many elements."""
     return any(
         use >= 0
         and use not in inside

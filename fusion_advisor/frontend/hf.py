@@ -158,10 +158,9 @@ def _patches(
     side = math.isqrt(vision.num_patches)
     assumed.append(f"image={side}x{side} patches")
     places = batch, vision.num_patches
+    pixels = vision.num_channels * vision.patch_size**2
     return {
-        "pixel_values": torch.randn(
-            *places, vision.num_channels * vision.patch_size**2, dtype=dtype
-        ),
+        "pixel_values": torch.randn(*places, pixels, dtype=dtype),
         "pixel_attention_mask": torch.ones(places, dtype=torch.int32),
         "spatial_shapes": torch.tensor([[side, side]] * batch),
     }
