@@ -457,7 +457,8 @@ def under_scenario(
     fake: FakeTensorMode,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A model's inputs as fake tensors, with the scenario's batch, sequence length and dtype."""
-    args, kwargs = _named(module, args, kwargs, scenario, fake)
+    with fake:
+        args, kwargs = named_inputs(module, args, kwargs, scenario)
     sizes = leading_sizes((args, kwargs))
     wanted = {0: scenario.batch, 1: scenario.seq}
 
@@ -520,14 +521,11 @@ def leading_sizes(given: Any) -> dict[int, int | None]:
     return {dim: next((x.shape[dim] for x in tensors if x.dim() > dim), None) for dim in (0, 1)}
 
 
-def _named(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    scenario: Scenario,
-    fake: FakeTensorMode,
+def named_inputs(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], scenario: Scenario
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replaces or adds the inputs that `--input NAME=SHAPE:DTYPE` names."""
+    """A model's inputs with those that `--input NAME=SHAPE:DTYPE` names, in which nothing is
+    written."""
     if not scenario.inputs:
         return args, kwargs
     try:
@@ -548,8 +546,7 @@ def _named(
             dtype = old.dtype
         if dtype is None and scenario.dtype is not None:
             dtype = getattr(torch, scenario.dtype)
-        with fake:
-            tensor = torch.empty(spec.shape, dtype=dtype)
+        tensor = torch.empty(spec.shape, dtype=dtype)
         if place < len(positional):
             positional[place] = tensor
         else:

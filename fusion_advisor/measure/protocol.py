@@ -5,12 +5,12 @@ They cross a pipe (`support.worker`). Times are microseconds unless a name says 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Criterion, Kernel
-from fusion_advisor.ir.scenario import Moved, Sizes
+from fusion_advisor.ir.scenario import Moved, Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,9 @@ class RunJob:
     sizes: tuple[tuple[int, int], ...]
     seeds: int
     criterion: Criterion
-    mode: str = "eval"
-    dtype: str | None = None
-    autocast: str | None = None
+    scenario: Scenario
+    """Scenario of the run; its `sizes` are those of the model's inputs and of its factory's
+    arguments, and where there are others than the file's, kernels may fall back."""
     moved: Moved | None = None
     """Tree and copy of the patched model."""
     kernels: str = ""
@@ -221,9 +221,6 @@ class RunJob:
     cast: str = ""
     """Dtype that the model's floats are cast to, in which kernels may fall back; empty where there
     is none."""
-    at: Sizes = field(default_factory=Sizes)
-    """Other sizes of the model's inputs and of its factory's arguments, at which kernels
-    may fall back."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
     further: int = 0

@@ -82,11 +82,9 @@ class Runs:
     ) -> RunJob:
         """For the original, or with a copy of the tree and where the kernels are in it for the
         model that was edited there."""
-        asked = self.scenario
         return RunJob(
-            model, folder, sizes, self.seeds, self.criterion,
-            asked.mode, asked.dtype, asked.autocast, moved, kernels, cast, at,
-            self.summed, further, gradients,
+            model, folder, sizes, self.seeds, self.criterion, replace(self.scenario, sizes=at),
+            moved, kernels, cast, self.summed, further, gradients,
         )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from fusion_advisor.frontend.user_model import (
     defaults,
     found_in,
     leading_sizes,
+    named_inputs,
     resized,
     with_size,
 )
@@ -68,18 +69,14 @@ _SEEDS_APART = 1000
 def _loaded(job: RunJob, device: str) -> _Model:
     if job.moved:
         relocate(*job.moved)
-    with defaults(_scenario(job)), _on(device), _marked():
+    with defaults(job.scenario), _on(device), _marked():
         torch.manual_seed(0)
-        module, draw, *_ = found_in(job.model, job.at)
+        module, draw, *_ = found_in(job.model, job.scenario.sizes)
         for each in (*module.parameters(), *module.buffers()):
             held = each.data
             if (numbers := _written(held)) is not held:
                 held.copy_(numbers)
-    return _Model(module.to(device).train(job.mode == "train"), draw)
-
-
-def _scenario(job: RunJob) -> Scenario:
-    return Scenario(dtype=job.dtype, autocast=job.autocast)
+    return _Model(module.to(device).train(job.scenario.mode == "train"), draw)
 
 
 def _on(device: str) -> AbstractContextManager[Any]:
@@ -111,9 +108,10 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
 
         def drawn(size: tuple[int, int], seed: int) -> tuple[_Given, Truth]:
             torch.manual_seed(seed)
-            with defaults(_scenario(job)), _on(device), _marked():
-                given = _sized(resized(model.draw(), job.at), size, device)
-            given = _leaves(_in_dtype(given, job.cast or job.dtype))
+            with defaults(job.scenario), _on(device), _marked():
+                given = _asked(model, job.scenario, device)
+                given = _sized(resized(given, job.scenario.sizes), size, device)
+            given = _leaves(_in_dtype(given, job.cast or job.scenario.dtype))
             return given, truth_of(
                 partial(_results, job, module, given, seed, device),
                 partial(_results, job, wide, _in_dtype(given, "float64"), seed, device, wide=True),
@@ -133,7 +131,7 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
 def _patched(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
     """Runs the patched model on what the original left."""
     folder = Path(job.folder)
-    lenient = bool(job.cast) or job.at != Sizes()
+    lenient = bool(job.cast) or job.scenario.sizes != Sizes()
     strict = {"FUSION_ADVISOR_STRICT": "0" if lenient else "1"}
     with counted(Path(job.kernels)) as launches, mock.patch.dict(os.environ, strict):
         try:
@@ -172,7 +170,7 @@ def _cast(module: torch.nn.Module, dtype: str) -> torch.nn.Module:
 
 def _same_weights(job: RunJob, model: _Model, folder: Path) -> None:
     """The weights that the original was built with: a run may change them."""
-    built = "".join(f"_{other}_for_{one}" for one, other in job.at.built)
+    built = "".join(f"_{other}_for_{one}" for one, other in job.scenario.sizes.built)
     weights = folder / f"weights{built}.pt"
     if weights.exists():
         model.module.load_state_dict(torch.load(weights, weights_only=False))
@@ -196,11 +194,12 @@ def _results(
     """The tensors that a forward pass returns; with the gradients that a backward pass leaves where
     they are asked for: one without elements where it leaves none."""
     given = copy.deepcopy(given)
-    dtype = getattr(torch, job.autocast) if job.autocast and not wide else None
+    autocast = job.scenario.autocast
+    dtype = getattr(torch, autocast) if autocast and not wide else None
     torch.manual_seed(seed)
     with (
         torch.set_grad_enabled(job.gradients), _on(device),
-        defaults(Scenario(dtype="float64" if wide else job.dtype)),
+        defaults(Scenario(dtype="float64" if wide else job.scenario.dtype)),
         Float64Mode() if wide else nullcontext(),
     ):  # fmt: skip
         # a leaf that requires a gradient may not be written in place, what is computed may
@@ -276,6 +275,13 @@ def _floats(value: torch.Tensor) -> bool:
     return value.is_floating_point() and value.element_size() > 1
 
 
+def _asked(model: _Model, scenario: Scenario, device: str) -> _Given:
+    """Inputs as the model's file draws them, with those that the scenario names, at its batch and
+    sequence length."""
+    given = named_inputs(model.module, *model.draw(), scenario)
+    return _sized(given, (scenario.batch or 0, scenario.seq or 0), device)
+
+
 def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
     """Inputs whose first and second dimensions, where they are as long as those of the first
     tensor, have other lengths: their own elements, again from the start where these do not do.
@@ -335,12 +341,12 @@ def main() -> None:
 
     def ran(job: RunJob) -> RunResult:
         try:
-            if job.at.built not in models:
-                models[job.at.built] = _loaded(job, device)
+            if job.scenario.sizes.built not in models:
+                models[job.scenario.sizes.built] = _loaded(job, device)
         except Exception as error:  # noqa: BLE001 the user's code
             return RunResult(place, unfit=f"it cannot be built: {cause(error)}")
         with nullcontext() if job.moved else references():
             run = _patched if job.moved else _original
-            return run(job, models[job.at.built], place, device)
+            return run(job, models[job.scenario.sizes.built], place, device)
 
     serve({RunJob: ran})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusion_advisor.ir.scenario import InputSpec, Scenario
 from fusion_advisor.measure.protocol import RunJob, RunResult
 from fusion_advisor.support.worker import Worker
 
@@ -43,7 +44,7 @@ def test_memory_that_nothing_was_written_to_is_given_numbers(tmp_path: Path) -> 
     kept: list[Any] = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, CRITERION)
+        job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, CRITERION, Scenario())
         with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
             ran = worker.submit(job, RunResult, 600.0).result()
         assert not ran.unfit
@@ -96,9 +97,47 @@ def test_a_single_number_is_held_to_many_draws_of_eager(
     for file, tree in ((original, None), (edited, moved)):
         with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
             job = RunJob(
-                str(file), str(tmp_path), ((0, 0),), 1, CRITERION, moved=tree, further=further
+                str(file),
+                str(tmp_path),
+                ((0, 0),),
+                1,
+                CRITERION,
+                Scenario(),
+                moved=tree,
+                further=further,
             )
             found.append(worker.submit(job, RunResult, 600.0).result())
     first, second = found
     assert (first.unfit, first.wrong) == ("", "")
     assert (bool(second.wrong), second.few) == (wrong, few), second
+
+
+ASKED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, ids, keep):
+        return (x.exp() * keep[..., None])[ids]
+"""
+
+
+def test_inputs_that_the_scenario_alone_gives_have_numbers(tmp_path: Path) -> None:
+    """A file without inputs runs on those that `--input` names, at the scenario's batch."""
+    file = tmp_path / "model.py"
+    file.write_text(ASKED)
+    inputs = InputSpec("x", (4, 5, 8)), InputSpec("ids", (6,), "int64"), InputSpec("keep", (4, 5))
+    scenario = Scenario(inputs=inputs, batch=7, dtype="float32")
+    with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
+        job = RunJob(str(file), str(tmp_path), ((0, 3),), 1, CRITERION, scenario)
+        ran = worker.submit(job, RunResult, 600.0).result()
+    assert (ran.unfit, ran.wrong) == ("", "")
+    (args, kwargs), *_ = torch.load(tmp_path / "0.pt", weights_only=False)
+    assert not args
+    assert {name: tuple(each.shape) for name, each in kwargs.items()} == {
+        "x": (7, 3, 8),
+        "ids": (6,),
+        "keep": (7, 3),
+    }
+    assert kwargs["x"].std() > 0.5
+    assert kwargs["keep"].std() > 0.5
