@@ -1,6 +1,7 @@
 """Whole models that nobody has picked: a step in every way of running each; writes a table.
 
     python -m benchmarks.models.drawn --seed HEX [--prefill 8] [--decode 4] [--seconds 540]
+    python -m benchmarks.models.drawn --seed HEX --again moshi:prefill:hole,hrm_text:decode
 
 Model types are drawn by the seed, the first eight digits of the commit that is measured, as
 `benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 on
@@ -157,6 +158,8 @@ class Draw:
 
     seed: str
     wanted: dict[str, int]
+    named: list[tuple[str, str, bool]] = field(default_factory=list[tuple[str, str, bool]])
+    """Types that are measured before any is drawn: type, phase, and whether the mask has a hole."""
     taken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     measured: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     begun: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
@@ -165,6 +168,10 @@ class Draw:
         """Rows of the next type, a way each; none when all are measured or under way."""
         from benchmarks.models.dry import drawn
 
+        if self.named:
+            kind, phase, padded = self.named.pop(0)
+            self.begun[phase] += 1
+            return self._rows(kind, dict(drawn(self.seed))[kind], phase, padded=padded)
         lacking = {
             phase: 1 - (self.measured[phase] + self.begun[phase]) / wanted
             for phase, wanted in self.wanted.items()
@@ -179,6 +186,9 @@ class Draw:
         self.taken[phase] += 1
         self.begun[phase] += 1
         padded = phase == "prefill" and number % 2 == 1 and "LM" in task
+        return self._rows(kind, task, phase, padded=padded)
+
+    def _rows(self, kind: str, task: str, phase: str, *, padded: bool) -> list[Row]:
         return [
             Row(kind, way, task=task, phase=phase, seed=self.seed, padded=padded)
             for way in WAYS[phase]
@@ -296,12 +306,19 @@ def _mean(ratios: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
+def _named(text: str) -> list[tuple[str, str, bool]]:
+    """Types to measure again, of `TYPE:PHASE[:hole],...`."""
+    parts = [each.split(":") for each in text.split(",")]
+    return [(kind, phase, hole == ["hole"]) for kind, phase, *hole in parts]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--seed", default="")
     parser.add_argument("--prefill", type=int, default=8, help="types that read a text or image")
     parser.add_argument("--decode", type=int, default=4, help="types that write one token")
+    parser.add_argument("--again", type=_named, default=[], help="TYPE:PHASE[:hole], with commas")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--each", type=float, default=75.0, help="seconds to prepare, at most")
@@ -313,7 +330,8 @@ def main() -> None:
     logs = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    draw = Draw(options.seed, {"prefill": options.prefill, "decode": options.decode})
+    wanted = {"prefill": options.prefill, "decode": options.decode}
+    draw = Draw(options.seed, {} if options.again else wanted, options.again)
     for found in run(draw, options.gpus, options.each, options.seconds, logs):
         for row in found:
             said = row.failure or f"{row.ms:.3f} ms, first {row.first:.1f} s, {row.said}"
