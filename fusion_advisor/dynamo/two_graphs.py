@@ -3,8 +3,9 @@ without padding, and the graph that serves all inputs.
 
 The conditions are asked once a call, before either graph. One that is read from the GPU makes the
 host wait: where the graph can be cut, it is asked before and awaited behind the part that both
-graphs begin with, so that the GPU works meanwhile. Under the capture of a CUDA graph nothing can be
-read, and the graph for all inputs runs.
+graphs begin with, so that the GPU works meanwhile. A call after one that had padding waits for
+nothing: it has the graph for all inputs, and what was read of it decides for the next. Under the
+capture of a CUDA graph nothing can be read, and the graph for all inputs runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusion_advisor.dynamo.rewrites.conditions import Requirement, asked
+from fusion_advisor.dynamo.rewrites.conditions import Answer, Requirement, asked
 
 Run = Callable[..., Any]
 
@@ -33,11 +34,15 @@ def choosing(
     gave. `first` is the answer for the inputs that are compiled for: its graph is `compiled` at
     once, the other by `compiled_later`, as its first call comes."""
     runs = {first: compiled(first)}
+    last = Answer(first)
 
     def run(*given: Any) -> Any:
-        answer = asked(conditions, given)
+        nonlocal last
+        answer, known = asked(conditions, given), last
         between = before(*given)
-        kept = answer()
+        # of a call before it is known, or nearly, while that of this call is far from it
+        kept = (not answer.waits or known.holds()) and answer.holds()
+        last = answer
         if kept not in runs:
             runs[kept] = compiled_later(kept)
         return runs[kept](*given, *between)

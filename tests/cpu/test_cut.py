@@ -5,16 +5,17 @@ runs behind, for either answer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.dynamo import backend
+from fusion_advisor.dynamo import backend, two_graphs
 from fusion_advisor.dynamo.cut import TwoParts, cut
 from fusion_advisor.dynamo.rewrites import rewrite
 from fusion_advisor.dynamo.rewrites.attention import attentions, flops_before
-from fusion_advisor.dynamo.rewrites.conditions import Ones, asked
+from fusion_advisor.dynamo.rewrites.conditions import Answer, Ones, asked
 from fusion_advisor.rulebook.load import load_rulebook
 from tests.cpu.test_rewrites import always_read
 
@@ -40,7 +41,7 @@ def parts_of(model: Model, *given: Any, dynamic: bool = False) -> TwoParts | Non
             if parts is None:
                 return module(*given)
             kept = asked(rewritten.conditions, given)
-            return parts.behind[kept()](*given, *parts.before(*given))
+            return parts.behind[kept.holds()](*given, *parts.before(*given))
 
         return run
 
@@ -290,11 +291,11 @@ def test_an_input_is_read_within_where_the_gpu_has_work(width: int, read: Any, t
 def test_answers_on_the_host_are_known_at_once() -> None:
     written = Ones(0, written=(1,))
     shared = torch.ones(3)
-    assert asked([Ones(0)], [torch.ones(3)])()
-    assert not asked([Ones(0)], [torch.tensor([1, 0])])()
-    assert asked([written], [shared, torch.ones(3)])()
-    assert not asked([written], [shared, shared])()
-    assert not asked([Ones(0), Ones(1)], [torch.ones(1), torch.zeros(1)])()
+    assert asked([Ones(0)], [torch.ones(3)]).holds()
+    assert not asked([Ones(0)], [torch.tensor([1, 0])]).holds()
+    assert asked([written], [shared, torch.ones(3)]).holds()
+    assert not asked([written], [shared, shared]).holds()
+    assert not asked([Ones(0), Ones(1)], [torch.ones(1), torch.zeros(1)]).holds()
 
 
 def test_under_a_compiler_of_ones_own_a_graph_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,3 +318,37 @@ def test_under_a_compiler_of_ones_own_a_graph_stays_whole(monkeypatch: pytest.Mo
         with torch.no_grad():
             torch.compile(attended, backend=compiled)(*operands(), WHOLE)
         assert len(cuts) == asked_for
+
+
+def test_a_call_after_one_with_padding_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the graph for all inputs, and what was read of it decides for the next call."""
+    waited: list[int] = []
+
+    def read(number: int, ones: bool) -> Answer:
+        event = Mock(synchronize=lambda: waited.append(number))
+        return Answer(met=True, read=((torch.tensor(ones), event),))
+
+    calls = [True, False, False, True, True, False, True]
+    answers = iter([read(number, ones) for number, ones in enumerate(calls)])
+    monkeypatch.setattr(two_graphs, "asked", lambda *_: next(answers))
+    later: list[bool] = []
+
+    def compiled_later(kept: bool) -> two_graphs.Run:
+        later.append(kept)
+        return lambda: kept
+
+    run = two_graphs.choosing((), True, lambda kept: lambda: kept, compiled_later)
+    ran: list[tuple[bool, list[int]]] = []
+    for number in range(len(calls)):
+        waited.clear()
+        ran.append((run(), [each for each in waited if each == number]))
+    assert ran == [
+        (True, [0]),
+        (False, [1]),
+        (False, []),  # call 1 had padding: nothing is waited for, and the graph serves both
+        (False, []),
+        (True, [4]),
+        (False, [5]),
+        (False, []),
+    ]
+    assert later == [False], "the other graph is compiled once"

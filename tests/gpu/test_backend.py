@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from fusion_advisor.dynamo.backend import Outcome, fusion_advisor, last
+from fusion_advisor.dynamo.rewrites.conditions import Answer
 
 pytestmark = pytest.mark.gpu
 
@@ -114,6 +115,55 @@ def test_llama(mode: str) -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
     if mode == "reduce-overhead":
         assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+
+
+class Padded(nn.Module):
+    """Attention to what is before each place and no padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 768)
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(x.shape[1], device=x.device)
+        mask = (place <= place[:, None]) & kept[:, None, None, :].bool()
+        heads = self.layer(x.relu()).unflatten(-1, (12, 64)).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(*heads.chunk(3, 1), attn_mask=mask)
+        return x + mixed.transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def test_padding_is_read_while_the_gpu_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With padding, without, and right after a call that had some, for which nothing waits."""
+    rules = tmp_path / "read.toml"
+    worth = 'worth = { value = 1e-12, unit = "x", source = "test" }'
+    rules.write_text(f"[rewrites.needless-mask.limits]\n{worth}\n")
+    chosen: list[bool] = []
+    holds = Answer.holds
+
+    def noted(answer: Answer) -> bool:
+        found = holds(answer)
+        chosen.extend([found] * answer.waits)
+        return found
+
+    monkeypatch.setattr(Answer, "holds", noted)
+    model = Padded().cuda().to(torch.bfloat16)
+    call = compiled(model, options={"rules": (str(rules),)})
+    whole = torch.ones(4, 128, device="cuda", dtype=torch.int64)
+    holes = whole.clone()
+    holes[0, :40] = 0
+    asked: list[list[bool]] = []
+    for kept in (whole, holes, holes, whole, whole):
+        x = torch.randn(4, 128, 256, device="cuda", dtype=torch.bfloat16)
+        chosen.clear()
+        found = call(x, kept)
+        asked.append([*chosen])
+        right(model, found[1:], x[1:], kept[1:])
+        torch.testing.assert_close(found, model(x, kept), rtol=0.02, atol=0.02)
+    # what the call before had, and where that was no padding what this one has
+    assert asked == [[True], [True, False], [False], [False], [True, True]]
 
 
 class Placed(nn.Module):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,9 +29,30 @@ def hold(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> bool:
     return all(bool(each.answer(inputs)) for each in conditions)
 
 
-def asked(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> Callable[[], bool]:
-    """Ask whether conditions hold, without a wait for the GPU. The function that is returned gives
-    the answer, and waits for what the GPU had to do until then."""
+@dataclass(frozen=True)
+class Answer:
+    """Answer of some conditions: `met` by what is known at once, and by elements on the GPU, of
+    which `read` has copies on the host with the events behind them."""
+
+    met: bool
+    read: tuple[tuple[torch.Tensor, torch.cuda.Event], ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the GPU to know it."""
+        return self.met and bool(self.read)
+
+    def holds(self) -> bool:
+        """Whether the conditions hold, after what the GPU had to do until they were asked."""
+        if not self.met:
+            return False
+        for _, copied in self.read:
+            copied.synchronize()
+        return all(bool(host) for host, _ in self.read)
+
+
+def asked(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> Answer:
+    """Ask whether conditions hold, without a wait for the GPU."""
     read: list[tuple[torch.Tensor, torch.cuda.Event]] = []
     for each in conditions:
         found = each.answer(inputs)
@@ -42,14 +63,8 @@ def asked(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> Callable[
             copied.record(torch.cuda.current_stream(found.device))
             read.append((host, copied))
         elif not found:
-            return lambda: False
-
-    def answer() -> bool:
-        for _, copied in read:
-            copied.synchronize()
-        return all(bool(host) for host, _ in read)
-
-    return answer
+            return Answer(met=False)
+    return Answer(met=True, read=tuple(read))
 
 
 @dataclass(frozen=True)
