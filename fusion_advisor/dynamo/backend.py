@@ -67,7 +67,7 @@ from fusion_advisor.dynamo.rewrites.conditions import hold
 from fusion_advisor.dynamo.rewrites.nodes import copied
 from fusion_advisor.dynamo.target import Target, target_of
 from fusion_advisor.dynamo.training import Phase, through_eager
-from fusion_advisor.dynamo.two_graphs import Run, choosing
+from fusion_advisor.dynamo.two_graphs import Run, Which, choosing
 from fusion_advisor.dynamo.whole_graph import (
     GraphTimes,
     graph_times,
@@ -201,48 +201,47 @@ def _graph(
     """Compile a graph of tensors: rewritten, or in the two forms that conditions choose between."""
     anywhere = dry or interpreted()
     rewritten, parts = _chosen(module, inputs, chosen, anywhere=anywhere)
+    parts = None if dry else parts
     make = partial(_compiled, anywhere=anywhere, dry=dry)
-    begun = None
-    if parts is not None and not dry:
-        begun = _begun(parts[0].before, inputs, chosen, make, tell)
+    conditions = rewritten.conditions
 
-    def behind(graph: Rewritten) -> Inner:
+    def backend(graph: Rewritten) -> Inner:
         def told(outcome: Outcome) -> None:  # what is rewritten is told of once
             backward = outcome.phase == "backward"
             tell(outcome if backward else replace(outcome, rewrites=graph.taken))
 
         return partial(make, options=chosen, tell=told)
 
-    def for_all(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        other = _rewritten(part, given, chosen, conditions=False, anywhere=anywhere)
-        return behind(other)(other.module, given)
+    def for_all(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        other = _rewritten(graph, given, chosen, conditions=False, anywhere=anywhere)
+        return backend(other)(other.module, given)
 
-    if not rewritten.conditions:
-        return behind(rewritten)(rewritten.module, inputs)
-    asked_first = [each for each in rewritten.conditions if begun is None or not each.reads]
+    def before(graph: torch.fx.GraphModule, given: Sequence[Any], **how: Any) -> Run:
+        def told(outcome: Outcome) -> None:
+            tell(replace(outcome, part=1))
 
-    def kept_now() -> Callable[..., Any]:
-        if parts is None or begun is None:
-            return behind(rewritten)(rewritten.module, inputs)
-        (cut, other), (before, values) = parts, begun
-        read = [each for each in rewritten.conditions if each.reads]
-        backends = {True: behind(rewritten), False: behind(other)}
-        return choosing(
-            read, hold(read, inputs),
-            lambda kept: backends[kept](cut.behind[kept], [*inputs, *values]),
-            lambda kept: _captured_again(cut.behind[kept], backends[kept]),
-            before,
-        )  # fmt: skip
+        return make(graph, given, replace(chosen, **how), told)
 
-    def now(kept: bool) -> Callable[..., Any]:
-        return kept_now() if kept else for_all(module, inputs)
+    def later(which: Which) -> Callable[..., Any]:
+        if which == "for all":
+            return _captured_again(module, for_all)
+        if which == "before" and parts is not None:
+            return _captured_again(parts.before, before)
+        graph = rewritten.module if parts is None else parts.behind
+        return _captured_again(graph, backend(rewritten))
 
-    def later(kept: bool) -> Callable[..., Any]:
-        if kept:
-            return _captured_again(rewritten.module, behind(rewritten))
-        return _captured_again(module, for_all)
-
-    return choosing(asked_first, hold(asked_first, inputs), now, later)
+    compiled: dict[Which, Run] = {}
+    if conditions and not hold(conditions, inputs):
+        compiled["for all"] = for_all(module, inputs)
+    elif parts is None or (begun := _begun(parts.before, inputs, chosen, before)) is None:
+        parts = None
+        compiled["rewritten"] = backend(rewritten)(rewritten.module, inputs)
+    else:
+        compiled["before"], values = begun
+        compiled["rewritten"] = backend(rewritten)(parts.behind, [*inputs, *values])
+    if not conditions:
+        return compiled["rewritten"]
+    return choosing(conditions, inputs, compiled, later, parted=parts is not None)
 
 
 def _chosen(
@@ -251,18 +250,17 @@ def _chosen(
     options: BackendOptions,
     *,
     anywhere: bool,
-) -> tuple[Rewritten, tuple[TwoParts, Rewritten] | None]:
-    """Graph after the rewrites; and where an input is read to know whether they hold, its parts,
-    with what serves all inputs. A graph stays whole where gradients are required, since what is
-    kept for the backward pass is chosen for all of it, and under a compiler of the caller's."""
+) -> tuple[Rewritten, TwoParts | None]:
+    """Graph after the rewrites; and its parts where an input is read to know whether they hold. A
+    graph stays whole where gradients are required, since what is kept for the backward pass is
+    chosen for all of it, and under a compiler of the caller's."""
     rewrites = partial(_rewritten, module, inputs, options, anywhere=anywhere)
     if options.trained is not None and not _recorded(module, inputs):
         rewritten = rewrites(read="within")
         if not rewritten.reads:
             return rewritten, None
-        other = rewrites(conditions=False)
-        if (parts := cut(module, rewritten, other.module)) is not None:
-            return rewritten, (parts, other)
+        if (parts := cut(rewritten)) is not None:
+            return rewritten, parts
     return rewrites(), None
 
 
@@ -270,22 +268,16 @@ def _begun(
     part: torch.fx.GraphModule,
     inputs: Sequence[Any],
     options: BackendOptions,
-    make: Callable[..., Callable[..., Any]],
-    tell: Callable[[Outcome], None],
+    make: Callable[..., Run],
 ) -> tuple[Run, list[Any]] | None:
     """Compile the part before a cut; None where a fault of ours leaves the graph whole."""
     # What a stopwatch ran has told already how it lays out its results.
-    quick = replace(options, tune="cached" if options.tune == "now" else options.tune)
-
-    def before(inner: Inner) -> Run:
-        def told(outcome: Outcome) -> None:
-            tell(replace(outcome, part=1))
-
-        return make(part, inputs, replace(quick, inner=inner), told)
-
+    tune = "cached" if options.tune == "now" else options.tune
     return _unless_at_fault(
-        lambda: compiled_before(inputs, options.inner, before), None,
-        "{}; an input is read before the graph, not within",
+        lambda: compiled_before(
+            inputs, options.inner, lambda inner: make(part, inputs, inner=inner, tune=tune)
+        ),
+        None, "{}; an input is read before the graph, not within",
     )  # fmt: skip
 
 

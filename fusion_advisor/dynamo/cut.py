@@ -1,8 +1,8 @@
-"""Cut of a graph before the first attention whose mask padding decides: what comes before runs on
-the GPU while the host waits to know whether there is padding.
+"""Cut of a rewritten graph before the first attention whose mask padding decides: what comes before
+runs on the GPU while the host waits to know whether there is padding.
 
-The part before is the same for both answers, and each answer has a part behind it. What makes masks
-alone goes behind the cut, into the part for all inputs, the only one that reads them.
+The part before may be done in vain: where there is padding the graph for all inputs runs from the
+start.
 """
 # torch.fx carries Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,7 +12,7 @@ alone goes behind the cut, into the part for all inputs, the only one that reads
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -43,19 +43,17 @@ _MOVING = ("to", "add", "sub", "mul", "unsqueeze", "expand", "view", "getitem")
 
 @dataclass(frozen=True)
 class TwoParts:
-    """Graph in two parts: `before` gives some tensors from the inputs; a part behind gives the
-    results of the graph from the inputs and these tensors. `behind` has the part for either answer:
-    whether the conditions of the rewrites hold."""
+    """Graph in two parts: `before` gives some tensors from the inputs, `behind` the results of the
+    graph from the inputs and these tensors."""
 
     before: torch.fx.GraphModule
-    behind: dict[bool, torch.fx.GraphModule]
+    behind: torch.fx.GraphModule
 
 
-def cut(
-    module: torch.fx.GraphModule, rewritten: Rewritten, for_all: torch.fx.GraphModule
-) -> TwoParts | None:
-    """Cut a graph that was rewritten under a condition that is read, with the graph that serves all
-    inputs, both made of `module`. None where the parts might do something else than the whole."""
+def cut(rewritten: Rewritten) -> TwoParts | None:
+    """Cut a graph that was rewritten under a condition that is read. None where the parts might do
+    something else than the whole, or the part before leaves something that the whole graph, run
+    after it, would meet."""
     nodes = list(rewritten.module.graph.nodes)
     reading = {each.node for each in rewritten.taken if any(c.reads for c in each.conditions)}
     first = next(number for number, node in enumerate(nodes) if node in reading)
@@ -63,33 +61,25 @@ def cut(
     for node in nodes[first:]:  # a cut gives no tuples
         if node.target is operator.getitem and _lists(node.args[0]) and node.args[0] in before:
             before.append(node)
-    names = {node.name for node in module.graph.nodes}  # a rewrite gives what it makes new ones
-    shared = {node.name for node in before} & names
-    behind = {
-        True: [node for node in nodes if node.op not in _HELD and node not in before],
-        False: [n for n in for_all.graph.nodes if n.op not in _HELD and n.name not in shared],
-    }
-    read = {each.name for part in behind.values() for node in part for each in node.all_input_nodes}
-    constants = _constants(before, *behind.values())
+    behind = [node for node in nodes if node.op not in _HELD and node not in before]
+    read = {each for node in behind for each in node.all_input_nodes}
+    constants = _constants(before, behind)
     anew: list[torch.fx.Node] = []
     for node in reversed(before):  # a size or a constant is worked out in each part
         known = node in constants or isinstance(_value(node), torch.SymInt | torch.Size)
-        if node.name in read and known:
+        if node in read and known:
             anew.insert(0, node)
-            read.update(each.name for each in node.all_input_nodes)
-    across = [node for node in before if node.name in read and node not in anew]
+            read.update(node.all_input_nodes)
+    across = [node for node in before if node in read and node not in anew]
     if not across or not all(isinstance(_value(node), torch.Tensor) for node in across):
         return None
-    if not _may_swap(for_all.graph, shared, before, behind[False]):
+    if _leaves_something(rewritten.module.graph, before):
         return None
     memory = {storage(node) for node in across}
-    if any(writes_into(node, memory) for part in behind.values() for node in part):
+    if any(writes_into(node, memory) for node in behind):
         return None
-    parts = {True: rewritten.module, False: for_all}
-    return TwoParts(
-        _part(rewritten.module, before, (), across),
-        {holds: _part(whole, [*anew, *behind[holds]], across) for holds, whole in parts.items()},
-    )
+    whole = rewritten.module
+    return TwoParts(_part(whole, before, (), across), _part(whole, [*anew, *behind], across))
 
 
 def compiled_before(
@@ -142,34 +132,13 @@ def _lists(node: Any) -> bool:
     return isinstance(node, torch.fx.Node) and isinstance(_value(node), tuple | list)
 
 
-def _may_swap(
-    graph: torch.fx.Graph,
-    shared: Collection[str],
-    before: Sequence[torch.fx.Node],
-    behind: Sequence[torch.fx.Node],
-) -> bool:
-    """Whether nodes behind the cut of a graph that stand among those before it may as well run
-    after them: what runs first writes into no input, with which others may share memory in a later
-    call, and into nothing that the late ones read, nor they into what it touches; neither enters a
-    state that the other runs in."""
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    last = max((number for node, number in order.items() if node.name in shared), default=-1)
-    late = [node for node in behind if order[node] < last]
-    into, touched = set[int | None](), set[int | None]()
-    for node in before:
-        into.update(map(storage, written(node)))
-        touched.update(map(storage, (node, *node.all_input_nodes)))
+def _leaves_something(graph: torch.fx.Graph, before: Sequence[torch.fx.Node]) -> bool:
+    """Whether what runs before a cut leaves something that a graph which is run after it meets: it
+    writes into an input, with which others may share memory in a later call, or into unknown
+    memory, or it enters a state."""
+    into = {storage(each) for node in before for each in written(node)}
     given = {storage(node) for node in graph.nodes if node.op in _HELD}
-    if None in into or into & given or any(map(_stands_alone, (*before, *late))):
-        return False
-    states = [number for node, number in order.items() if node.name in shared and switches(node)]
-    return not any(
-        switches(node)
-        or (states and states[0] < order[node] < states[-1])
-        or writes_into(node, touched - {None})
-        or into.intersection(map(storage, node.all_input_nodes))
-        for node in late
-    )
+    return None in into or bool(into & given) or any(map(_stands_alone, before))
 
 
 def _stands_alone(node: torch.fx.Node) -> bool:

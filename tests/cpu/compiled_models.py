@@ -443,7 +443,7 @@ def padding() -> Facts:
 
 
 def padding_asked_within() -> Facts:
-    """Under Inductor both graphs have the part before attention in common."""
+    """Under Inductor the graph without padding is cut before its attention."""
 
     def inner(noted: Any) -> str:
         compiling.compile_fx = lambda module, given, **_: compile_fx(

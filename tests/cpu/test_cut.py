@@ -1,5 +1,5 @@
 """A graph in two parts: what runs while the host waits to know whether there is padding, and what
-runs behind, for either answer."""
+runs behind where there is none; and the choice between it and the graph for all inputs."""
 # Dynamo's graphs are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -34,14 +34,14 @@ def parts_of(model: Model, *given: Any, dynamic: bool = False) -> TwoParts | Non
     def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         rewritten = rewrite(module, inputs, always_read(), read="within")
         assert rewritten.reads
-        for_all = rewrite(module, inputs, always_read(), conditions=False)
-        found.append(parts := cut(module, rewritten, for_all.module))
+        found.append(parts := cut(rewritten))
 
         def run(*given: Any) -> Any:
             if parts is None:
                 return module(*given)
-            kept = asked(rewritten.conditions, given)
-            return parts.behind[kept.holds()](*given, *parts.before(*given))
+            between = parts.before(*given)  # in vain where there is padding
+            holds = asked(rewritten.conditions, given).holds()
+            return parts.behind(*given, *between) if holds else module(*given)
 
         return run
 
@@ -104,18 +104,12 @@ def operands(batch: int = 2, length: int = 6) -> tuple[torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("model", [attended, twice, a_half_behind])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_both_answers_have_a_part_behind_the_same_part(model: Model, dynamic: bool) -> None:
+def test_both_parts_are_the_whole(model: Model, dynamic: bool) -> None:
     parts = parts_of(model, *operands(), dynamic=dynamic)
     assert parts is not None
     products = [sum("matmul" in str(n.target) for n in g.graph.nodes) for g in graphs(parts)]
-    assert products == ([1, 1, 1] if model is twice else [1, 0, 0])
-
-
-def test_what_makes_masks_alone_is_in_the_part_for_padding() -> None:
-    parts = parts_of(attended, *operands())
-    assert parts is not None
-    makes = [any("arange" in str(n.target) for n in g.graph.nodes) for g in graphs(parts)]
-    assert makes == [False, False, True]
+    assert products == ([1, 1] if model is twice else [1, 0])
+    assert not any("arange" in str(n.target) for g in graphs(parts) for n in g.graph.nodes)
 
 
 def within_a_window(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -146,7 +140,7 @@ def test_a_constant_that_is_written_behind_leaves_the_graph_whole() -> None:
 
 
 def graphs(parts: TwoParts) -> list[torch.fx.GraphModule]:
-    return [parts.before, parts.behind[True], parts.behind[False]]
+    return [parts.before, parts.behind]
 
 
 def counted(
@@ -228,7 +222,7 @@ def under_autocast(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) ->
         return attended(x, weight, kept)
 
 
-def test_what_may_not_swap_stays_whole() -> None:
+def test_what_the_parts_would_do_otherwise_stays_whole() -> None:
     assert parts_of(residual_written, *operands()) is None
     torch.compiler.reset()
     assert parts_of(under_autocast, *operands()) is None
@@ -238,8 +232,7 @@ def test_a_mask_of_what_the_first_part_writes() -> None:
     def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         rewritten = rewrite(module, inputs, always_read(), read="within")
         if rewritten.reads:  # none where the places are no arange
-            for_all = rewrite(module, inputs, always_read(), conditions=False)
-            assert cut(module, rewritten, for_all.module) is None
+            assert cut(rewritten) is None
         return module.forward
 
     with torch.no_grad():
@@ -320,35 +313,77 @@ def test_under_a_compiler_of_ones_own_a_graph_stays_whole(monkeypatch: pytest.Mo
         assert len(cuts) == asked_for
 
 
-def test_a_call_after_one_with_padding_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the graph for all inputs, and what was read of it decides for the next call."""
-    waited: list[int] = []
+WHOLE_ONE: tuple[two_graphs.Which, ...] = ("rewritten",)
+PARTED: tuple[two_graphs.Which, ...] = ("before", "rewritten")
 
-    def read(number: int, ones: bool) -> Answer:
-        event = Mock(synchronize=lambda: waited.append(number))
+
+class Calls:
+    """Calls of two graphs whose condition is read from a GPU, by what each call is to find."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ones: Sequence[bool]) -> None:
+        self.waited: list[int] = []
+        """Calls whose answer was waited for."""
+        self._answers = iter([self._read(number, each) for number, each in enumerate(ones)])
+        monkeypatch.setattr(two_graphs, "asked", lambda *_: next(self._answers))
+
+    def _read(self, number: int, ones: bool) -> Answer:
+        event = Mock(synchronize=lambda: self.waited.append(number))
         return Answer(met=True, read=((torch.tensor(ones), event),))
 
-    calls = [True, False, False, True, True, False, True]
-    answers = iter([read(number, ones) for number, ones in enumerate(calls)])
-    monkeypatch.setattr(two_graphs, "asked", lambda *_: next(answers))
-    later: list[bool] = []
 
-    def compiled_later(kept: bool) -> two_graphs.Run:
-        later.append(kept)
-        return lambda: kept
+@pytest.mark.parametrize("parted", [False, True])
+def test_a_call_after_one_with_padding_waits_for_nothing(
+    parted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the graph for all inputs, and what was read of it decides for the next call."""
+    ones = [True, False, False, True, True, False, True]
+    calls, later, ran = Calls(monkeypatch, ones), list[str](), list[str]()
 
-    run = two_graphs.choosing((), True, lambda kept: lambda: kept, compiled_later)
-    ran: list[tuple[bool, list[int]]] = []
-    for number in range(len(calls)):
-        waited.clear()
-        ran.append((run(), [each for each in waited if each == number]))
-    assert ran == [
-        (True, [0]),
-        (False, [1]),
-        (False, []),  # call 1 had padding: nothing is waited for, and the graph serves both
-        (False, []),
-        (True, [4]),
-        (False, [5]),
-        (False, []),
+    def graph(which: two_graphs.Which) -> two_graphs.Run:
+        def run(*given: str) -> tuple[str]:
+            ran.append(which)
+            assert given == ("between",) * (which == "rewritten" and parted)
+            return ("between",)
+
+        return run
+
+    def compiled_later(which: two_graphs.Which) -> two_graphs.Run:
+        later.append(which)
+        return graph(which)
+
+    compiled = {which: graph(which) for which in (PARTED if parted else WHOLE_ONE)}
+    run = two_graphs.choosing((), (), compiled, compiled_later, parted=parted)
+    found: list[tuple[list[str], list[int]]] = []
+    for number in range(len(ones)):
+        calls.waited.clear()
+        ran.clear()
+        run()
+        found.append(([*ran], [each for each in calls.waited if each == number]))
+    first = ["before"] * parted
+    kept, dropped, at_once = [*first, "rewritten"], [*first, "for all"], ["for all"]
+    assert found == [
+        (kept, [0]),
+        (dropped, [1]),
+        (at_once, []),  # call 1 had padding: nothing is waited for, and the graph serves both
+        (at_once, []),
+        (kept, [4]),
+        (dropped, [5]),
+        (at_once, []),
     ]
-    assert later == [False], "the other graph is compiled once"
+    assert later == ["for all"], "the other graph is compiled once"
+
+
+def test_a_part_that_ran_in_vain_leaves_random_numbers_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Calls(monkeypatch, [False])
+
+    def drawn(*_: Any) -> tuple[torch.Tensor]:
+        return (torch.rand(3),)
+
+    compiled: dict[two_graphs.Which, two_graphs.Run] = {"before": drawn, "rewritten": drawn}
+    run = two_graphs.choosing((), (), compiled, lambda _: drawn, parted=True)
+    torch.manual_seed(7)
+    (found,) = run()
+    torch.manual_seed(7)
+    assert torch.equal(found, torch.rand(3))
