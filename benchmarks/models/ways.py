@@ -1,5 +1,6 @@
 """Ways of running one call, each in a process of its own with empty caches of compilers: they
-prepare together, and measure in turn, each on the same core, on which nothing else runs."""
+prepare together, and measure in turn, each on the same core, on which nothing else runs. Each round
+has another order: a GPU is slower behind a way that heats it than behind one that lets it rest."""
 # torch.compile and what is called are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle, islice, permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,8 +123,9 @@ def measured(
             if not said:
                 process.kill()
         answers = [""] * len(running)
-        for _ in range(_ROUNDS):
-            answers = [_asked(process, deadline) for process in running]
+        for order in _orders(len(running)):
+            for number in order:
+                answers[number] = _asked(running[number], deadline)
         for process in running:
             process.kill()
             process.wait()
@@ -131,6 +135,13 @@ def measured(
         else replace(row, failure=_silent(process, said, each))
         for row, answer, process, said in zip(rows, answers, running, ready, strict=True)
     ]
+
+
+def _orders(count: int) -> list[tuple[int, ...]]:
+    """The order of the ways in each round: each behind each other one, as far as rounds go."""
+    every = list(permutations(range(count)))
+    random.Random(0).shuffle(every)
+    return list(islice(cycle(every), _ROUNDS))
 
 
 def _silent(process: subprocess.Popen[str], said: str, each: float) -> str:
