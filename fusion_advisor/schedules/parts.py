@@ -3,7 +3,7 @@ together, and what is left of the region."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -132,14 +132,22 @@ class Cut:
 
     def combined(self) -> tuple[Region, Region | None]:
         """The region that combines the parts, and what is left of the region after it."""
-        region = self.region
-        spaces = list(self.partials.values())
         pool = pool_of(self.region, self.sizes)
-        whole = _Whole(pool, region, self)
-        known = whole.reductions()
-        copier = Copier(pool, region, known)
+        known = _Whole(pool, self.region, self).reductions()
         made = {out.name for out in self.early}
-        waiting = [out for out in region.outputs if out.name not in made]
+        waiting = [out for out in self.region.outputs if out.name not in made]
+        return self._parted(pool, known, waiting, list(self.partials.values()))
+
+    def whole(self) -> tuple[Region, Region | None]:
+        """The region that reduces whole rows, and what is left of the region after it."""
+        return self._parted(pool_of(self.region, self.sizes), {}, self.region.outputs, [])
+
+    def _parted(
+        self, pool: Pool, known: dict[int, int], waiting: Sequence[Output], spaces: list[Output]
+    ) -> tuple[Region, Region | None]:
+        """The region of what a row has one of, `known` what stands for its reductions, which are
+        made of `spaces`; and the region of the results that wait for it."""
+        region, copier = self.region, Copier(pool, self.region, known)
         later = [out for out in waiting if not self._complete(out.value)]
         outputs = [
             replace(out, value=copier.copied(out.value))

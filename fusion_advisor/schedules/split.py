@@ -1,7 +1,8 @@
 """Rows split over several programs: kernels that leave partial results for each other.
 
 The first kernel reduces the parts of each row, the second combines the parts, and what lies along
-the row is made by a kernel for what is left of the region. No program waits for another.
+the row is made by a kernel for what is left of the region. No program waits for another. Where no
+result lies along the rows, and these fit on chip, one kernel reduces whole rows instead of both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fusion_advisor.schedules import flat, row, tiled
 from fusion_advisor.schedules.base import Plan, Refused, Step
 from fusion_advisor.schedules.blocked import chunks, walked_twice
 from fusion_advisor.schedules.layout import Group
-from fusion_advisor.schedules.online import passes
+from fusion_advisor.schedules.online import Pass, passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
 from fusion_advisor.schedules.rows import Rows, laid_out, rows_of_step
@@ -33,6 +34,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     serial = serial_axes(region, inner, rulebook.schedules.flat)
     if along and _enough(region, inner, serial, device, rulebook):
         raise Refused("no-schedule", "there are rows enough for a program each")
+    if not along and (steps := _whole_rows(region, inner, device, rulebook)):
+        return Plan(NAME, region, steps)
 
     def parts_of(left: Region, before: int) -> tuple[Cut, Step]:
         cut = Cut(left, inner, passes(left, inner)[0], 1, before)
@@ -53,6 +56,25 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if left is not None:
         steps.append(_results(left, inner, device, rulebook))
     return Plan(NAME, region, tuple(steps))
+
+
+def _whole_rows(
+    region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook
+) -> tuple[Step, ...]:
+    """The kernel that reduces rows, of which each fits on chip, and that of the results, which lie
+    along other axes; none where there is nothing but rows, or too few of them."""
+    every = tuple(n for n in region.all("reduce") if frozenset(region.exprs[n].axes) == inner)
+    cut = Cut(region, inner, Pass(every, (), (), ()), 1, 0)
+    reduced, left = cut.whole()
+    if left is None:
+        return ()
+    try:
+        (step,) = row.plan(reduced, device, rulebook).steps
+    except Refused:  # parts of rows fit
+        return ()
+    if prod(group.size for group in step.outer) < device.multiprocessor.count.count:
+        return ()
+    return step, _results(left, inner, device, rulebook)
 
 
 def in_parts(

@@ -973,3 +973,28 @@ def test_few_warps_share_a_tile_whose_elements_change_lanes() -> None:
     """Half of those that 64 registers a thread would ask for."""
     (step,) = best(scaled, far(64, 4096, 512), far(64, 512, 4096)).steps
     assert (step.rows * step.block, step.warps) == (8 * 4096, 16)
+
+
+# -- results along other axes than the rows --------------------------------------------------------
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x.softmax(-1), (3, 40))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernels"),
+    [((300, 600), ["row", "flat"]), ((300, 9000), ["row", "flat"]),
+     ((40, 600), ["row", "row", "flat"]), ((300, 140000), ["row", "row", "flat"])],
+)  # fmt: skip
+def test_rows_that_fit_are_reduced_whole_before_results_that_lie_otherwise(
+    shape: tuple[int, int], kernels: list[str]
+) -> None:
+    """Parts of rows are combined by a kernel more: where rows are few, or do not fit."""
+    assert [step.schedule for step in best(padded, x(*shape)).steps] == kernels
+
+
+@pytest.mark.parametrize("columns", [60, 600, 1025])
+def test_rows_that_are_reduced_whole_are_right(columns: int, worker: Worker) -> None:
+    plans = [plan.schedule for plan in plans_of(padded, x(140, columns))]
+    assert checked(padded, (x(140, columns),), worker, plan=plans.index("split")) is None
