@@ -121,6 +121,11 @@ def _divided(
         if not compiler.take_all and weighed.ours_us >= doubt * weighed.inductor_us:
             yield replace(place, as_fast=True)
             continue
+        least = rulebook.inductor.least.value
+        gain_us = weighed.inductor_us - weighed.ours_us
+        if not (compiler.take_all or compiler.timed) and gain_us < least:
+            yield replace(place, why=f"{weighed}: less than {least:g} us between", as_fast=True)
+            continue
         if compiler.baseline and weighed.kept_bytes > rulebook.inductor.kept.value * weighed.bytes:
             yield replace(place, why=f"would keep {weighed.kept_bytes} B in memory; {weighed}")
             continue

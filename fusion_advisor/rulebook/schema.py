@@ -397,11 +397,12 @@ class InductorRules(Table):
     `row` with one reduction, `rows` with several that follow each other, `long` where a row does
     not fit into one program, `parts` where programs share a reduction. `persistent` is the longest
     row that Inductor keeps on chip; `call` is the host's time for one call of our operator; `kept`
-    is how much more a kernel may keep in memory in a training step, of what it reads and writes. On
-    a GPU the backend times a kernel that was worth at least `timed`, and leaves it where it takes
-    `tolerated` times as long as it was worth; where it times Inductor's kernel, too, it tries what
-    is predicted to take less than `doubted` times as long, and the kernels of a graph stay where it
-    takes less than `whole` of its time without them."""
+    is how much more a kernel may keep in memory in a training step, of what it reads and writes.
+    A kernel that is predicted to save less than `least` is Inductor's. On a GPU the backend times a
+    kernel that was worth at least `timed`, and leaves it where it takes `tolerated` times as long
+    as it was worth; where it times Inductor's kernel, too, it tries what is predicted to take less
+    than `doubted` times as long, and the kernels of a graph stay where it takes less than `whole`
+    of its time without them."""
 
     persistent: Elements
     call: Time
@@ -409,6 +410,7 @@ class InductorRules(Table):
     timed: Time
     tolerated: Speedup
     doubted: Speedup
+    least: Time
     whole: Share
     flat: Slower
     tiled: Slower
