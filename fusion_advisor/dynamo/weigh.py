@@ -32,7 +32,6 @@ from fusion_advisor.fusion.lower import Boundary
 from fusion_advisor.ir.graph import FLOATS, Ref
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import InductorRules, Rulebook, Slower
-from fusion_advisor.schedules import split
 from fusion_advisor.schedules.base import Plan
 
 INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
@@ -133,7 +132,7 @@ def compare_with_inductor(
 def _slower(plan: Plan, rules: InductorRules) -> Slower:
     """Measured class that a plan belongs to."""
     schedules = {step.schedule for step in plan.steps}
-    whole = plan.schedule == split.NAME and not any(step.part for step in plan.steps)
+    whole = plan.schedule == "split" and not any(step.part for step in plan.steps)
     if len(plan.steps) > 1 and not (schedules <= {"flat", "tiled"} or whole):
         return rules.parts
     if schedules & {"cooperative", "persistent", "blocked"}:
