@@ -28,16 +28,21 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..gpu import heading, json_lines
 from .step import leading
 from .ways import Way, measured, serve
+
+if TYPE_CHECKING:
+    from fusion_advisor.dynamo.backend import Outcome
 
 GRAPHS = "reduce-overhead"
 WAYS = {
@@ -109,7 +114,8 @@ def _prepared(row: Row) -> Any:
     wanted = leading(model(**given)).float()
     if row.phase == "decode":
         given["past_key_values"].reset()
-    step = _way(model, row.way)
+    seen: list[Outcome] = []
+    step = _way(model, row.way, seen)
     torch.cuda.synchronize()
     began = time.perf_counter()
     found = leading(step(**given)).float()
@@ -118,11 +124,12 @@ def _prepared(row: Row) -> Any:
     if row.padded:  # what is computed at padding is nobody's
         found, wanted = found[1:], wanted[1:]
     row.apart = float((found - wanted).norm() / wanted.norm())
-    row.said = _said(row.way)
+    row.said = _said(seen)
     return lambda: step(**given)
 
 
-def _way(model: Any, way: str) -> Any:
+def _way(model: Any, way: str, seen: list[Outcome]) -> Any:
+    """A model to call in a way; the backend adds the outcome of each graph to `seen`."""
     import torch
 
     from fusion_advisor.dynamo.backend import fusion_advisor
@@ -131,21 +138,21 @@ def _way(model: Any, way: str) -> Any:
         return model
     mode = GRAPHS if way.endswith(GRAPHS) else None
     if way.startswith("backend"):
-        return torch.compile(model, backend=fusion_advisor, mode=mode)
+        backend = partial(fusion_advisor, on_outcome=seen.append)
+        return torch.compile(model, backend=backend, mode=mode)
     return torch.compile(model, mode=mode)
 
 
-def _said(way: str) -> str:
-    from collections import Counter
-
-    from fusion_advisor.dynamo.backend import last
-
-    outcome = last()
-    if not way.startswith("backend") or outcome is None:
-        return ""
-    made = Counter(each.name for each in outcome.rewrites)
+def _said(seen: Sequence[Outcome]) -> str:
+    """What was placed in all graphs of a model together, or why nothing was."""
+    made = Counter(each.name for outcome in seen for each in outcome.rewrites)
     rewrites = ", ".join(f"{name} x{count}" for name, count in made.items())
-    return outcome.why or f"{len(outcome.taken)} of {len(outcome.places)}; {rewrites or 'none'}"
+    places = sum(len(outcome.places) for outcome in seen)
+    taken = sum(len(outcome.taken) for outcome in seen)
+    why = next((outcome.why for outcome in seen if outcome.why), "")
+    if not seen or (why and not places):
+        return why
+    return f"{taken} of {places}; {rewrites or 'none'}"
 
 
 # -- all of them -----------------------------------------------------------------------------------
