@@ -135,7 +135,10 @@ def _lists(node: Any) -> bool:
 def _leaves_something(graph: torch.fx.Graph, before: Sequence[torch.fx.Node]) -> bool:
     """Whether what runs before a cut leaves something that a graph which is run after it meets: it
     writes into an input, with which others may share memory in a later call, or into unknown
-    memory, or it enters a state."""
+    memory, it leaves gradients switched otherwise than they were, or it enters another state."""
+    switched = [node.args[0] for node in before if node.target is torch._C._set_grad_enabled]
+    if switched and switched[-1] != torch.is_grad_enabled():
+        return True
     into = {storage(each) for node in before for each in written(node)}
     given = {storage(node) for node in graph.nodes if node.op in _HELD}
     return None in into or bool(into & given) or any(map(_stands_alone, before))

@@ -182,6 +182,34 @@ def test_a_state_is_not_left_between_the_parts() -> None:
     assert parts_of(mapped, *operands()) is None
 
 
+def without_gradients(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return attended(x, weight, kept)
+
+
+def first_without(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x = x * 2
+    return attended(x, weight, kept)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_gradients_are_not_left_switched_between_the_parts(enabled: bool) -> None:
+    """A part that ends without gradients, where they were on, would leave them off for the graph
+    that runs after it in vain."""
+
+    def seen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        parts.append(cut(rewrite(module, inputs, always_read(), read="within")))
+        return module.forward
+
+    for model, stays in ((without_gradients, enabled), (first_without, False)):
+        torch.compiler.reset()
+        parts: list[TwoParts | None] = []
+        with torch.set_grad_enabled(enabled):
+            torch.compile(model, backend=seen)(*operands(), WHOLE)
+        assert [each is None for each in parts] == [stays]
+
+
 def sized(x: torch.Tensor, weight: torch.Tensor, kept: torch.Tensor) -> Any:
     """A size across the cut, which the first part comes to know as a number."""
     twice = x.shape[0] * 2
