@@ -369,7 +369,7 @@ def _products_added(
     products as they are: those that it measures itself may take in what follows."""
     if options.rewrites and options.patches is not None and not options.compiler.tuned:
         limits = rulebook.rewrites[NAME].limits
-        added += residual_products(traced, limits["call"].value * limits["products"].value)
+        added += residual_products(traced, limits["call"].base * limits["products"].base)
 
 
 def _compiled_to_train(

@@ -301,6 +301,11 @@ def test_the_backend_tells_what_it_took(options: dict[str, Any], count: int, rul
     assert (f"rewritten x{count}: {NAME}" in str(outcome)) == bool(count)
 
 
+def test_what_the_host_would_wait_for_stays() -> None:
+    with torch.no_grad():
+        assert not told(torch.randn(2, 3, WIDTH)).rewrites
+
+
 def test_a_step_with_gradients_keeps_its_residuals(rules: str) -> None:
     outcome = told(torch.randn(2, 3, WIDTH, requires_grad=True), rules=rules)
     assert outcome.phase == "forward"
