@@ -61,7 +61,6 @@ from fusion_advisor.dynamo.options import (
     options_of,
 )
 from fusion_advisor.dynamo.partition import Occurrence, divide
-from fusion_advisor.dynamo.residual_products import NAME, residual_products, write_in_place
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.base import Reading
 from fusion_advisor.dynamo.rewrites.conditions import hold
@@ -79,7 +78,6 @@ from fusion_advisor.dynamo.whole_graph import (
 from fusion_advisor.frontend.aot import Lowered, lower, record
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.kernel_fault import cause
 
 _log = logging.getLogger("fusion_advisor")
@@ -169,11 +167,8 @@ def fusion_advisor(
     if dry:
         chosen = replace(chosen, inner=inner_compiler("eager", {}), trained=through_eager)
     elif (outside := _numbers_outside(module, inputs, chosen)) is not None:
-        taken = outside.taken
-        made = _graph(
-            outside.module, outside.inputs, chosen, lambda outcome: tell(_with(outcome, taken))
-        )
-        return outside.around(made)
+        told = partial(_told_with, tell, outside.taken)
+        return outside.around(_graph(outside.module, outside.inputs, chosen, told))
     return _graph(module, inputs, chosen, tell, dry=dry)
 
 
@@ -190,9 +185,9 @@ def _numbers_outside(
     )
 
 
-def _with(outcome: Outcome, taken: Sequence[Taken]) -> Outcome:
-    """Outcome with rewrites that were made before the others."""
-    return replace(outcome, rewrites=(*taken, *outcome.rewrites))
+def _told_with(tell: Callable[[Outcome], None], taken: tuple[Taken, ...], outcome: Outcome) -> None:
+    """Tell an outcome with rewrites that were made before the others."""
+    tell(replace(outcome, rewrites=(*taken, *outcome.rewrites)))
 
 
 def _graph(
@@ -213,7 +208,7 @@ def _graph(
     def backend(graph: Rewritten) -> Inner:
         def told(outcome: Outcome) -> None:  # what is rewritten is told of once
             backward = outcome.phase == "backward"
-            tell(outcome if backward else _with(outcome, graph.taken))
+            tell(outcome if backward else replace(outcome, rewrites=graph.taken))
 
         return partial(make, options=chosen, tell=told)
 
@@ -338,19 +333,16 @@ def _compiled(
     if _recorded(module, inputs):
         return _compiled_to_train(module, inputs, options, tell, anywhere=anywhere, dry=dry)
     try:
+        lowered = lower(module, inputs)
         target = target_of(inputs, options, anywhere=anywhere)
-        added: list[Taken] = []
-        lowered = lower(module, inputs, partial(_products_added, added, options, target.rulebook))
-        outcome = _with(_divided(lowered, target, options, anywhere=anywhere), added)
+        outcome = _divided(lowered, target, options, anywhere=anywhere)
         ours, compiled = module, None
-        if (outcome.taken or added) and not dry:
+        if outcome.taken and not dry:
             ours = lowered.module
             loosen_views(ours)
-            write_in_place(ours, added)
             slow, compiled = _slower(ours, module, inputs, options, target)
             if slow:
-                places = tuple(_left(outcome.places, slow))
-                outcome = replace(outcome, places=places, rewrites=())
+                outcome = replace(outcome, places=tuple(_left(outcome.places, slow)))
                 ours = module
         compiled = compiled or options.inner(ours, inputs)
         tell(outcome)
@@ -360,16 +352,6 @@ def _compiled(
             raise
         tell(_fault(error))
     return options.inner(module, inputs)
-
-
-def _products_added(
-    added: list[Taken], options: BackendOptions, rulebook: Rulebook, traced: torch.fx.GraphModule
-) -> None:
-    """Let products add into their residuals, where the rest is Inductor's and it takes torch's
-    products as they are: those that it measures itself may take in what follows."""
-    if options.rewrites and options.patches is not None and not options.compiler.tuned:
-        limits = rulebook.rewrites[NAME].limits
-        added += residual_products(traced, limits["call"].base * limits["products"].base)
 
 
 def _compiled_to_train(

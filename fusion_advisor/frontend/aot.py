@@ -48,14 +48,9 @@ class Lowered:
     origins: dict[Ref, torch.fx.Node]
 
 
-def lower(
-    module: torch.fx.GraphModule,
-    inputs: Sequence[Any],
-    change: Callable[[torch.fx.GraphModule], None] = lambda traced: None,
-) -> Lowered:
-    """Lower the graph that Dynamo hands to a backend, and `change` its ATen calls before they are
-    recorded. Raises CaptureError where the graph cannot be replaced part by part without a change
-    that the caller sees."""
+def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
+    """Lower the graph that Dynamo hands to a backend. Raises CaptureError where the graph cannot be
+    replaced part by part without a change that the caller sees."""
     fake = fake_mode(inputs)
     values = [as_fake(value, fake) for value in inputs]
 
@@ -68,7 +63,6 @@ def lower(
         traced = make_fx(functional(run), decomposition_table=composites())(*values)
     traced.graph.eliminate_dead_code()
     _refuse_early_writes(traced)
-    change(traced)
     lowered = _recorded(traced, _placeholders(module, values))
     _keep_metadata(module, traced)
     return lowered

@@ -117,26 +117,6 @@ def test_llama(mode: str) -> None:
         assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@torch.no_grad()
-def test_products_add_into_residuals(mode: str, tmp_path: Path) -> None:
-    """Those of all layers, also where a CUDA graph replays them, and at another length."""
-    rules = tmp_path / "small.toml"
-    never = '{ value = 0, unit = "us", source = "this test: however small" }'
-    rules.write_text(f"[rewrites.residual-product.limits]\ncall = {never}\n")
-    model = llama()
-    options: dict[str, Any] = {"rules": (str(rules),)}
-    if mode == "reduce-overhead":
-        options["triton.cudagraphs"] = True
-    call = compiled(model, fullgraph=True, options=options, dynamic=True)
-    for seed, length in enumerate((128, 128, 128, 128, 96, 96, 96)):  # warm-up, capture, replays
-        torch.manual_seed(seed)
-        x = tokens(2, length)
-        right(model, call(x).clone(), x)
-    taken = [each.name for each in outcome().rewrites]
-    assert taken.count("residual-product") == 4
-
-
 class Padded(nn.Module):
     """Attention to what is before each place and no padding."""
 
