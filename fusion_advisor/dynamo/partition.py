@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.dataflow import Dataflow, Variation, dataflow
-from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
+from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor, may_win
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import Finding, fuse
 from fusion_advisor.fusion.route import action
@@ -81,7 +82,11 @@ def divide(
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=(Variation(shapes),))
-    found = fuse(flow, rulebook, faults)
+    searched = compiler.take_all or compiler.timed
+    worth = partial(
+        may_win, flow, rulebook, tuned=compiler.tuned, graphed=compiler.graphed
+    )  # fmt: skip
+    found = fuse(flow, rulebook, faults, worth=(lambda component: True) if searched else worth)
     places: list[Occurrence] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:

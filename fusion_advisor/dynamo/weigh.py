@@ -23,7 +23,7 @@ What the kernel's own time on the GPU does not hide of it is charged for too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusion_advisor.cost.dataflow import Dataflow
@@ -37,6 +37,10 @@ from fusion_advisor.schedules.base import Plan
 INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
 """Patterns of launches that Inductor fuses with their neighbours; what has no model is taken to be
 one of them."""
+
+STREAMED = INLINED - {"reduction", "window"}
+"""Patterns of launches whose kernels read and write each element once, without a row to wait for.
+"""
 
 JOINED = INLINED | {"scatter"}
 """Patterns of launches into which Inductor fuses those that make what they read: a value that goes
@@ -127,6 +131,27 @@ def compare_with_inductor(
         kept_bytes=kept_bytes,
         call_us=0.0 if graphed else rules.call.value,
     )
+
+
+def may_win(
+    flow: Dataflow, rulebook: Rulebook, component: Sequence[int], *, tuned: bool, graphed: bool
+) -> bool:
+    """Whether a kernel of some launches that could share kernels may win by as much as it has to.
+    Without a reduction both kernels are streams: what Inductor's takes longer is a share of what
+    moves, which is at most what the launches move one by one."""
+    costs = [flow.annotated.costs[flow.nodes[number].name] for number in component]
+    if not all(cost.pattern in STREAMED for cost in costs):
+        return True
+    rules, device = rulebook.inductor, flow.annotated.device
+    moved_us = 1e6 * sum(cost.bytes for cost in costs) / device.bandwidth
+    slower = max(
+        each.of(narrow=narrow, tuned=tuned)
+        for each in (rules.flat, rules.tiled)
+        for narrow in (False, True)
+    )
+    hidden_us = device.times.launch.value + moved_us
+    host_us = 0.0 if graphed else max(rules.call.value - hidden_us, 0.0)
+    return (slower - 1.0) * moved_us - host_us >= rules.least.value
 
 
 def _slower(plan: Plan, rules: InductorRules) -> Slower:

@@ -64,10 +64,12 @@ def group(
     kind: Callable[[tuple[int, ...]], object] = lambda component: None,
     unit: Callable[[int], object] = lambda launch: None,
     around: Callable[[int], Iterable[object]] = lambda launch: (),
+    worth: Callable[[Sequence[int]], bool] = lambda component: True,
 ) -> Grouping[DecidedSet]:
     """Partition every component of a graph. Components of the same computation are cut alike,
     components of different `kind` separately. Launches behind each other of one `unit`, None
-    aside, are not cut apart. Launches that one thing is `around` are offered as a set."""
+    aside, are not cut apart. Launches that one thing is `around` are offered as a set. A component
+    that is not `worth` a search is one kernel or none."""
     result = Grouping[DecidedSet]([], [])
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
@@ -77,7 +79,13 @@ def group(
     # Where a set may be placed hangs on its own lines, too.
     known: dict[object, Verdict] | None = None if flow.standing else {}
     for occurrences in by_shape.values():
-        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result, unit, around, known))
+        most_sets = rulebook.search.judged_sets.count if worth(occurrences[0]) else 0
+        worst = max(
+            worst,
+            _solve(
+                flow, occurrences, decide, rulebook, result, unit, around, known, most_sets
+            ),
+        )  # fmt: skip
     result.gap = worst
     _break_cycles(flow, result)
     _maximal_regions(flow, decide, result, rulebook)
@@ -248,10 +256,11 @@ def _solve(
     unit: Callable[[int], object],
     around: Callable[[int], Iterable[object]],
     known: dict[object, Verdict] | None,
+    most_sets: int,
 ) -> float:
     """Cut one component and carry the cut to its other occurrences; returns the gap. `known` are
     the verdicts on sets that were judged, by what they compute between what: layers that follow
-    each other in one component have the same."""
+    each other in one component have the same. At most `most_sets` are judged in each search."""
     numbers = occurrences[0]
     component = _localised(flow, numbers)
     units = _units(component, numbers, unit)
@@ -290,13 +299,12 @@ def _solve(
             if each & (each - 1) and (verdict := judge(1 << number)).accepted:
                 alone_us[number] = min(alone_us[number], verdict.time_us)
         component = contracted(component, units, alone_us)
-    search = rulebook.search
     offered: dict[object, int] = {}
     for number, each in enumerate(units):
         for thing in {thing for i in bits(each) for thing in around(numbers[i])}:
             offered[thing] = offered.get(thing, 0) | 1 << number
     cut = partition(
-        component, judge, search.exact_nodes.count, search.judged_sets.count,
+        component, judge, rulebook.search.exact_nodes.count, most_sets,
         sorted({*offered.values()}),
     )  # fmt: skip
     covered = sum(cut.sets)
@@ -304,7 +312,7 @@ def _solve(
     slow = [mask for mask in alone if judge(mask).accepted]
     whole = component.everything
     if shared and not all(decision(mask).accepted for mask in (*cut.sets, *slow)):
-        return _solve(flow, occurrences, decide, rulebook, result, unit, around, None)
+        return _solve(flow, occurrences, decide, rulebook, result, unit, around, None, most_sets)
     legal = component.count > 1 and compatible(component, whole)
 
     def places(mask: int) -> list[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -84,11 +84,13 @@ def fuse(
     rulebook: Rulebook,
     faults: Faults | None = None,
     decided: Callable[[Iterable[int]], Decision] | None = None,
+    worth: Callable[[Sequence[int]], bool] = lambda component: True,
 ) -> FusedGraph:
     """Partition, decide and name the launches of a graph. With `faults`, a region that fails is
-    noted there; `decided` is the result of `deciding` for the same graph."""
+    noted there; `decided` is the result of `deciding` for the same graph. Launches that could share
+    kernels, but are not `worth` a search, are one kernel or none."""
     decided = decided or deciding(flow, rulebook, faults)
-    grouping = group(flow, decided, rulebook)
+    grouping = group(flow, decided, rulebook, worth=worth)
     found = identify(flow, grouping, rulebook, faults)
     return FusedGraph(
         found.groups, found.candidates, found.gap, found.saveable_bytes,

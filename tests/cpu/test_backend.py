@@ -21,7 +21,7 @@ from fusion_advisor.dynamo.options import alone, channels_last, options_of
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.processes import Ranks
 from fusion_advisor.dynamo.target import Target
-from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
+from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor, may_win
 from fusion_advisor.dynamo.whole_graph import GraphTimes, graph_times, timed_graph, why_untimed
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Tensor
@@ -364,6 +364,31 @@ def test_what_reads_the_same_tensor_beside_a_kernel_is_charged() -> None:
     assert kernel.blocked_us > 1e6 * kernel.blocked_bytes / RULES.device("h200").bandwidth
     assert weighed(waiting, x, square, parts=first).blocked_bytes == 0
     assert weighed(smaller, x, y, parts=first).blocked_bytes == 0
+
+
+def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+    return x * angle.cos() + torch.cat((-x[..., 64:], x[..., :64]), -1) * angle.sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "graphed", "may"),
+    [
+        (turned, 64, True, False),
+        (turned, 65536, True, True),
+        (turned, 65536, False, True),
+        (turned, 8192, True, True),
+        (turned, 8192, False, False),  # the host takes longer than the kernel
+        (lambda x, angle: by_hand(turned(x, angle)), 64, True, True),
+    ],
+)
+def test_streams_of_few_bytes_cannot_win(
+    function: Callable[..., torch.Tensor], rows: int, graphed: bool, may: bool
+) -> None:
+    """What Inductor's stream takes longer is a share of its bytes; rows wait for more than that."""
+    x, angle = (torch.empty(rows, 128, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    flow = flow_of(function, x, angle)
+    launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
+    assert may_win(flow, RULES, launches, tuned=False, graphed=graphed) is may
 
 
 def test_what_waits_for_a_matmul_is_no_neighbour() -> None:

@@ -1,5 +1,5 @@
-"""Layers that follow each other in one component: a set that was judged in one is not judged again
-in the next."""
+"""Searches that are cut short: a set that was judged in one layer is not judged again in the next,
+and what is not worth it is not searched."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ def layers(count: int) -> Dataflow:
     return flow_of(forward, torch.empty(2048, 1024), torch.empty(1024))
 
 
-def found_in(flow: Dataflow) -> tuple[Grouping[DecidedSet], int]:
+def found_in(flow: Dataflow, *, worth: bool = True) -> tuple[Grouping[DecidedSet], int]:
     """What is found in a graph, and how many sets were decided for it."""
     decided: set[tuple[int, ...]] = set()
 
@@ -35,7 +35,7 @@ def found_in(flow: Dataflow) -> tuple[Grouping[DecidedSet], int]:
         decided.add(chosen)
         return decide(flow, chosen, RULES)
 
-    return group(flow, deciding, RULES), len(decided)
+    return group(flow, deciding, RULES, worth=lambda component: worth), len(decided)
 
 
 def places(found: Iterable[DecidedSet]) -> list[tuple[int, ...]]:
@@ -69,3 +69,20 @@ def test_a_verdict_that_does_not_hold_is_given_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(components, "_surroundings", size)
     found, _ = found_in(flow)
     assert all(one.decision.accepted for one in found.groups)
+
+
+def test_what_is_not_worth_a_search_is_one_kernel_or_none() -> None:
+    flow = layers(1)
+    launches = [number for number in range(len(flow.nodes)) if flow.launches(number)]
+    found, many = found_in(flow)
+    left, few = found_in(flow, worth=False)
+    assert max(map(len, places(found.groups))) > 1
+    assert {len(place) for place in places(left.groups)} == {1}  # what is faster by itself
+    assert left.gap > 0
+    assert few <= 1 + len(launches) < many
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).softmax(-1)
+
+    whole, few = found_in(flow_of(forward, torch.empty(2048, 1024)), worth=False)
+    assert (places(whole.groups), few) == ([(1, 2)], 1)

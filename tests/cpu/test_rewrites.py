@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion_advisor.dynamo.rewrites import rewrite, tables
 from fusion_advisor.dynamo.rewrites.attention import launched
@@ -440,6 +442,36 @@ def test_a_mask_that_is_written_later_stays() -> None:
     given = operands()
     torch.testing.assert_close(torch.compile(forward, backend=seen)(*given), forward(*given))
     assert len(seen.names) <= 1
+
+
+def test_of_a_graph_only_what_makes_masks_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of each layer stand behind the layers before; what is written into one is kept."""
+    masks = importlib.import_module("fusion_advisor.dynamo.rewrites.needless_masks")
+    traced: list[torch.fx.GraphModule] = []
+
+    def noted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def trace(*given: Any) -> torch.fx.GraphModule:
+            traced.append(make_fx(run)(*given))
+            return traced[-1]
+
+        return trace
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        unread = q.exp().contiguous()  # noqa: F841 nothing but a tensor
+        for _ in range(2):
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+            mask.logical_not_().logical_not_()
+            q = F.scaled_dot_product_attention(q @ q.mT @ q, k, v, attn_mask=mask)
+        return q
+
+    monkeypatch.setattr(masks, "make_fx", noted)
+    seen, given = Seen(), operands()
+    torch.testing.assert_close(torch.compile(forward, backend=seen)(*given), forward(*given))
+    assert seen.names == ["needless-mask"] * 2
+    (module,) = traced
+    found = {str(node.target) for node in module.graph.nodes if node.op == "call_function"}
+    assert "aten.logical_not.default" in found
+    assert not any("mm" in name or "attention" in name or "exp" in name for name in found)
 
 
 # -- drawn masks -----------------------------------------------------------------------------------

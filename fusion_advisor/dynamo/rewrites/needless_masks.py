@@ -13,7 +13,7 @@ where there is no padding; the input that tells is then read once a call.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, Literal
@@ -38,7 +38,7 @@ from fusion_advisor.dynamo.rewrites.elements import (
     size,
     within,
 )
-from fusion_advisor.dynamo.rewrites.nodes import storage, writes_into, written
+from fusion_advisor.dynamo.rewrites.nodes import storage, switches, value_of, writes_into, written
 from fusion_advisor.dynamo.rewrites.tables import Tables
 from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
 
@@ -274,10 +274,11 @@ def _written_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:
 def _traced(
     asked: Asked, nodes: Sequence[torch.fx.Node], wanted: Sequence[torch.fx.Node]
 ) -> torch.fx.GraphModule:
-    """Trace the first nodes of a graph on fake tensors, to ATen operators without writes."""
+    """Trace those of the first nodes of a graph on fake tensors that some are made of, to ATen
+    operators without writes."""
     part = torch.fx.Graph()
     copied: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in nodes:
+    for node in _needed(nodes, {*wanted}, asked.unread):
         copied[node] = part.node_copy(node, copied.__getitem__)
     part.output([copied[mask] for mask in wanted])
     run = torch.fx.Interpreter(torch.fx.GraphModule(asked.module, part)).run
@@ -286,3 +287,18 @@ def _traced(
     grad = torch.set_grad_enabled(torch.is_grad_enabled())  # the part may end within `no_grad`
     with grad, fake, enable_python_dispatcher():
         return make_fx(functional(run))(*values)
+
+
+def _needed(
+    nodes: Sequence[torch.fx.Node], wanted: set[torch.fx.Node], unread: Collection[torch.fx.Node]
+) -> list[torch.fx.Node]:
+    """Nodes of the first ones of a graph that some are made of: what these read, what writes into
+    that, what switches a mode, and what makes no tensor and is read by nothing, as the begin of a
+    `torch.vmap`; and every input."""
+    needed = {*wanted, *(each for each in unread if value_of(each) is None)}
+    memory = {storage(each) for each in wanted}
+    for node in reversed(nodes):
+        if node in needed or switches(node) or writes_into(node, memory):
+            needed.update((node, *node.all_input_nodes))
+            memory.update(map(storage, node.all_input_nodes))
+    return [node for node in nodes if node in needed or node.op == "placeholder"]
