@@ -45,6 +45,7 @@ AS_DRAWN = "as drawn"
 
 Row = dict[str, Any]
 """What is seen of one module, or of a seed, in JSON's terms."""
+Call = Callable[..., tuple[Any, ...]]
 
 
 # --- one module ----------------------------------------------------------------------------------
@@ -147,11 +148,7 @@ def _beside(file: Path, failures: list[str]) -> Row:
 
 def beside(home: Path) -> Row:
     """Sizes at which both ran, and where the patched module differs from the original."""
-    from fusion_advisor.rulebook.load import load_rulebook
     from fusion_advisor.verify.check_child import prepare
-    from fusion_advisor.verify.driver import criterion_of
-    from fusion_advisor.verify.references import truth
-    from fusion_advisor.verify.tolerance import compare
 
     prepare("interpreter")
     os.environ["FUSION_ADVISOR_STRICT"] = "0"  # a launcher may refuse a size, and say so
@@ -164,10 +161,19 @@ def beside(home: Path) -> Row:
     torch.set_grad_enabled(False)
     model, fused = original.Model().eval(), edited.Model().eval()
     fused.load_state_dict(model.state_dict())
-    call, ours = called(model), called(fused)
+    return held(called(model), called(fused), original.get_inputs(), "patched")
+
+
+def held(call: Call, ours: Call, drawn: list[Any], what: str) -> Row:
+    """Sizes at which a module ran, and where `ours`, which is `what` became of it, differs."""
+    from fusion_advisor.rulebook.load import load_rulebook
+    from fusion_advisor.verify.driver import criterion_of
+    from fusion_advisor.verify.references import truth
+    from fusion_advisor.verify.tolerance import compare
+
     criterion = criterion_of(load_rulebook().verify)
     ran, unfit, failures = 0, 0, []
-    for said, inputs in _sizes(original.get_inputs()):
+    for said, inputs in _sizes(drawn):
         try:
             known = truth(call, inputs)
         except Exception as error:  # noqa: BLE001 the original, at sizes that it need not know
@@ -180,12 +186,12 @@ def beside(home: Path) -> Row:
             compare(ours(*inputs), known, criterion, 1 << 20, further)
             ran += 1
         except Exception as error:  # noqa: BLE001 whatever it is: reported as a failure
-            what = " ".join(str(error).split())[:240]
-            failures.append(f"patched: {said}: {type(error).__name__}: {what}")
+            why = " ".join(str(error).split())[:240]
+            failures.append(f"{what}: {said}: {type(error).__name__}: {why}")
     return {"sizes": ran, "unfit": unfit, "failures": failures}
 
 
-def called(model: Any) -> Callable[..., tuple[Any, ...]]:
+def called(model: Any) -> Call:
     """A model whose results are a tuple; float64 inputs meet float64 weights."""
     import copy
 
