@@ -22,6 +22,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -164,16 +165,20 @@ def beside(home: Path) -> Row:
     return held(called(model), called(fused), original.get_inputs(), "patched")
 
 
-def held(call: Call, ours: Call, drawn: list[Any], what: str) -> Row:
-    """Sizes at which a module ran, and where `ours`, which is `what` became of it, differs."""
+def held(call: Call, ours: Call, drawn: list[Any], what: str, seconds: float = math.inf) -> Row:
+    """Sizes at which a module ran, and where `ours`, which is `what` became of it, differs; `late`
+    where some sizes were left after so many seconds."""
     from fusion_advisor.rulebook.load import load_rulebook
     from fusion_advisor.verify.driver import criterion_of
     from fusion_advisor.verify.references import truth
     from fusion_advisor.verify.tolerance import compare
 
     criterion = criterion_of(load_rulebook().verify)
-    ran, unfit, failures = 0, 0, []
+    ran, unfit, late, failures = 0, 0, False, []
+    until = time.monotonic() + seconds
     for said, inputs in _sizes(drawn):
+        if late := time.monotonic() > until:
+            break
         try:
             known = truth(call, inputs)
         except Exception as error:  # noqa: BLE001 the original, at sizes that it need not know
@@ -188,7 +193,7 @@ def held(call: Call, ours: Call, drawn: list[Any], what: str) -> Row:
         except Exception as error:  # noqa: BLE001 whatever it is: reported as a failure
             why = " ".join(str(error).split())[:240]
             failures.append(f"{what}: {said}: {type(error).__name__}: {why}")
-    return {"sizes": ran, "unfit": unfit, "failures": failures}
+    return {"sizes": ran, "unfit": unfit, "late": late, "failures": failures}
 
 
 def called(model: Any) -> Call:

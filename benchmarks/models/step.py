@@ -12,7 +12,10 @@ from typing import Any
 
 KINDS = (
     ("attention", ("flash", "fmha", "attention", "sdpa")),
-    ("products", ("gemm", "nvjet", "cutlass", "cublas", "gemv", "xmma", "splitk", "tem_", "conv")),
+    (
+        "products",
+        ("gemm", "nvjet", "cutlass", "cublas", "gemv", "xmma", "splitk", "triton_tem", "conv"),
+    ),
 )
 """Kinds of kernels, by what their names hold; convolutions count as products."""
 

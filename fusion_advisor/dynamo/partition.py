@@ -82,11 +82,9 @@ def divide(
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=(Variation(shapes),))
-    searched = compiler.take_all or compiler.timed
-    worth = partial(
-        may_win, flow, rulebook, tuned=compiler.tuned, graphed=compiler.graphed
-    )  # fmt: skip
-    found = fuse(flow, rulebook, faults, worth=(lambda component: True) if searched else worth)
+    may = partial(may_win, flow, rulebook, tuned=compiler.tuned, graphed=compiler.graphed)
+    every = compiler.take_all or compiler.timed  # a prediction does not decide there
+    found = fuse(flow, rulebook, faults, worth=lambda component: every or may(component))
     places: list[Occurrence] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:
@@ -111,7 +109,7 @@ def _divided(
             tuned=compiler.tuned, graphed=compiler.graphed, channels_last=compiler.channels_last,
         )  # fmt: skip
         over_eager = decision.unfused_us - decision.fused_us
-        over_inductor = max(weighed.inductor_us - weighed.ours_us, 0.0)
+        over_inductor = max(weighed.gain_us, 0.0)
         saved_us = over_inductor if compiler.baseline else over_eager
         place = Occurrence(finding.id, finding.name, str(weighed), decision, saved_us=saved_us)
         if not compiler.take_all and route == "inductor":
@@ -127,8 +125,7 @@ def _divided(
             yield replace(place, as_fast=True)
             continue
         least = rulebook.inductor.least.value
-        gain_us = weighed.inductor_us - weighed.ours_us
-        if not (compiler.take_all or compiler.timed) and gain_us < least:
+        if not (compiler.take_all or compiler.timed) and weighed.gain_us < least:
             yield replace(place, why=f"{weighed}: less than {least:g} us between", as_fast=True)
             continue
         if compiler.baseline and weighed.kept_bytes > rulebook.inductor.kept.value * weighed.bytes:
