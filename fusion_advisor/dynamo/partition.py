@@ -23,6 +23,12 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 
 _BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
+_SOFTMAX = {"softmax", "_softmax", "_safe_softmax"}
+_OF_SCORES = {
+    *("mul", "div", "add", "sub", "where", "masked_fill", "_to_copy", "clone", "native_dropout"),
+}
+"""What the forms of attention that Inductor knows compute of scores beside their softmax (PyTorch,
+_inductor/fx_passes/fuse_attention.py): a scale, masks, casts and dropout."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +149,20 @@ def _divided(
 
 
 def _is_attention(flow: Dataflow, decision: Decision) -> bool:
-    """Whether a set has the softmax between two batched products. Inductor looks for that before it
-    divides a graph into passes, and finds nothing where the softmax is a kernel of ours."""
+    """Whether a set has the softmax between two batched products, and of the scores computes nothing
+    else than attention that Inductor knows. Inductor looks for that before it divides a graph into
+    passes, and finds nothing where the softmax is a kernel of ours."""
     subject = decision.subject
 
     def batched(number: int) -> bool:
         return number >= 0 and flow.nodes[number].op in _BATCHED
 
-    softmax = any("softmax" in flow.nodes[number].op for number in subject.launches)
-    before = any(batched(flow.position[flow.base(ref).node]) for ref in subject.border.inputs)
+    makers = {flow.position[flow.base(ref).node] for ref in subject.border.inputs}
+    products = [number for number in makers if batched(number)]
     behind = any(batched(use) for ref in subject.border.outputs for use in flow.uses(ref))
-    return softmax and before and behind
+    of_scores = {
+        flow.nodes[number].op.split(".")[1]
+        for number in subject.launches
+        if any(flow.above[number] >> product & 1 for product in products)
+    }
+    return behind and bool(of_scores & _SOFTMAX) and of_scores <= _SOFTMAX | _OF_SCORES

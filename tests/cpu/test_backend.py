@@ -358,6 +358,12 @@ def test_attention_that_is_written_out_is_inductors() -> None:
     assert whys(attention, *inputs, take_all=True) != [why]
     assert whys(lambda q, m: (q @ q.transpose(-1, -2) / 8 + m).softmax(-1), heads, mask) != [why]
 
+    def with_a_sink(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> Any:
+        scores = torch.cat([q @ k.transpose(-1, -2) / 8, sink.expand(48, 4096, 1)], -1)
+        return (scores - scores.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
+
+    assert why not in whys(with_a_sink, heads, heads, heads, heads[:, :1, :1])
+
 
 def test_what_reads_the_same_tensor_beside_a_kernel_is_charged() -> None:
     """Inductor has one launch for both, and reads the tensor once; not where one waits for the
