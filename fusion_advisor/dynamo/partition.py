@@ -149,9 +149,9 @@ def _divided(
 
 
 def _is_attention(flow: Dataflow, decision: Decision) -> bool:
-    """Whether a set has the softmax between two batched products, and of the scores computes nothing
-    else than attention that Inductor knows. Inductor looks for that before it divides a graph into
-    passes, and finds nothing where the softmax is a kernel of ours."""
+    """Whether a set has the softmax between two batched products, and computes nothing of scores
+    that attention as Inductor knows it lacks. Inductor looks for that before it divides a graph
+    into passes, and finds nothing where the softmax is a kernel of ours."""
     subject = decision.subject
 
     def batched(number: int) -> bool:
