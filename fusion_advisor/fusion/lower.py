@@ -223,15 +223,18 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
 
 def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
     """Inputs that are views of one tensor with the same elements, or of another input: loaded once,
-    as that tensor. Only where every view on the way can be pulled through."""
+    as the nearest tensor that they are all views of. Only where every view on the way can be pulled
+    through."""
     ways: dict[int, list[Ref]] = {}
     for ref in border.inputs:
         ways.setdefault(flow.elements[ref], []).append(ref)
     shared: set[Ref] = set()
     for refs in ways.values():
         if len({_layout(flow.annotated.tensors[ref]) for ref in refs}) > 1:
-            for ref in refs:
-                shared.update(_views_to(flow, ref, frozenset()))
+            chains = [_views_to(flow, ref, frozenset()) for ref in refs]
+            nearest = next((r for r in chains[0] if all(r in chain for chain in chains)), None)
+            for chain in chains:
+                shared.update(chain if nearest is None else chain[: chain.index(nearest)])
     inputs = frozenset(border.inputs)
     for ref in border.inputs:
         way = _views_to(flow, ref, inputs - {ref})
