@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.graph import Arg, Ref
+from fusion_advisor.ir.graph import Arg, Node, Ref
 from fusion_advisor.ir.source_trace import CHANGING, LENGTH, ModuleAttributes, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called, another_function, none_of
@@ -388,14 +388,33 @@ class Guards:
                 yield from self._of_dtype(edit, names, read)
 
     def _converts(self, place: SourcePlace, edit: Edit) -> bool:
-        """Whether what an edit replaces asks for a dtype: where the model was not seen in another,
-        that may be its inputs'."""
+        """Whether what an edit replaces asks for a dtype that the model may be cast to: where the
+        model was not seen in another, that may be its inputs'."""
+        flow, spelling = self.flow, SpellingAtPlace(self.sources, place, edit.lines[0])
+
+        def casts(node: Node) -> bool:
+            of = flow.annotated.tensors[flow.operands[flow.position[node.name]][0]]
+            return not self._cast_with_the_model.isdisjoint((of.dtype, node.out.dtype))
+
+        def asks(node: ast.AST) -> bool:
+            if not isinstance(node, ast.Attribute) or node.attr not in _CONVERTING:
+                return False
+            ref = spelling.tensor(node.value, place.activation)
+            ref = ref or self.sources.value_at(place, span_of(node.value))
+            whole = ref is not None and "float" not in self.sources.dtype(ref)
+            return not whole or node.attr not in _TO_ONE_DTYPE
+
         taken = self.sources.taken(place, edit.takes, edit.opened)
         nodes = (node for step, _ in taken for node in self.sources.made.get(step, ()))
-        return any(node.op == "aten._to_copy.default" for node in nodes) or any(
-            isinstance(node, ast.Attribute) and node.attr in _CONVERTING
-            for node in self._replaced(edit)
+        return any(node.op == "aten._to_copy.default" and casts(node) for node in nodes) or any(
+            map(asks, self._replaced(edit))
         )
+
+    @cached_property
+    def _cast_with_the_model(self) -> set[str]:
+        """Dtypes of the floating tensors that the model is given or holds."""
+        given = (node for node in self.flow.nodes if node.kind != "call")
+        return {t.dtype for node in given for t in node.outputs if t and "float" in t.dtype}
 
     def _of_dtype(
         self, edit: Edit, names: Mapping[str, str], read: Mapping[str, str]
@@ -711,6 +730,8 @@ _DROPPING_NOTHING = ("0", "0.0", "False")
 """Shares of a dropout that drops nothing, and whether it trains."""
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
 """Attributes of tensors that give or take a dtype."""
+_TO_ONE_DTYPE = ("float", "half", "bfloat16", "double")
+"""Those of them that name the dtype."""
 
 
 def _kind(held: ModuleAttributes) -> _Kind:

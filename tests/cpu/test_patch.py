@@ -1527,3 +1527,61 @@ def test_an_operand_that_an_identity_hands_on_stays_as_it_is_written(tmp_path: P
     )
     text = changed(patch)
     assert "x, softmax_out = fused_model.mul_add_softmax(y, self.scaled(self.lin(x)), x)" in text
+
+
+def test_a_tensor_that_is_read_in_two_shapes_has_the_name_of_one(tmp_path: Path) -> None:
+    """What a linear layer multiplies is a matrix that has no name; `x` is a view of that, and the
+    norm reads a view of `x`."""
+    patch = made(
+        tmp_path,
+        """
+        class Dice(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.norm = nn.BatchNorm1d(d, affine=False)
+
+            def forward(self, x):
+                b, t, d = x.shape
+                p = torch.sigmoid(self.norm(x.reshape(b * t, d)).reshape(b, t, d))
+                return p * x + (1 - p) * x * 0.1
+
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+                self.act = Dice(1024)
+
+            def forward(self, x):
+                return self.act(self.lin(x))
+        """,
+        resized=True,
+    )
+    (put,) = patch.patch.puts
+    assert put.finding.computes == "BatchNorm + 4 ops"
+    call = "return fused_model.batch_norm_sigmoid_mul_rsub_or_eager(x, self.norm)"
+    assert call in changed(patch)
+
+
+def test_a_cast_of_whole_numbers_asks_for_no_dtype(tmp_path: Path) -> None:
+    """The model is bfloat16: what it counts in float32 is counted so in any dtype that it is cast
+    to."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bias = nn.Parameter(torch.rand(32, dtype=torch.bfloat16))
+
+            def forward(self, at):
+                assert self.bias.dtype == torch.bfloat16
+                rel = at.unsqueeze(-2) - at.unsqueeze(-1)
+                near = torch.log(rel.abs().float().clamp(min=1.0)) * 3.5
+                return near.long() + 1, self.bias.exp()
+        """,
+        shape="8, 512, dtype=torch.int64",
+    )
+    text = changed(patch)
+    assert ".float()" not in text.partition("class Model(")[2]
+    assert "dtype" not in text.rpartition("fused_model.")[2].partition(")")[0]
