@@ -1585,3 +1585,28 @@ def test_a_cast_of_whole_numbers_asks_for_no_dtype(tmp_path: Path) -> None:
     text = changed(patch)
     assert ".float()" not in text.partition("class Model(")[2]
     assert "dtype" not in text.rpartition("fused_model.")[2].partition(")")[0]
+
+
+def test_operands_of_a_sum_that_goes_get_names(tmp_path: Path) -> None:
+    """Three products are made where their sum was, in their order."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b, self.c = (nn.Linear(1024, 1024) for _ in range(3))
+                self.norm = nn.LayerNorm(1024)
+
+            def forward(self, x):
+                a = x * 1.5
+                gated = torch.sigmoid(self.a(x)) + self.b(x) * self.c(a)
+                return self.norm(gated) + a
+        """,
+        everywhere=True,
+        resized=True,
+    )
+    text = changed(patch)
+    assert "a_, b, c = self.a(x), self.b(x), self.c(a)" in text
+    assert "gated" not in text.partition("class Model(")[2]
+    assert "gated = torch.sigmoid(a_) + b * c" in asking(patch)

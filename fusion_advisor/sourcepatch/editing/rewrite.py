@@ -230,7 +230,7 @@ class _Top:
     value: Ref | None
     leaves: list[ast.expr] = field(default_factory=list[ast.expr])
     kept: tuple[str, ...] = ()
-    """Names that the one of these has which its statement computes, once the rest is taken out."""
+    """Names that those of these have which its statement computes, once the rest is taken out."""
 
     @property
     def whole(self) -> bool:
@@ -429,11 +429,12 @@ class _Rewriter:
         numbers: dict[Ref | None, int] = {ref: n for n, ref in enumerate(self._call.outputs)}
         for top in tops:
             number = numbers.pop(top.value, None)
-            kept = top.kept if number is None else ()
+            kept, stayed = top.kept if number is None else (), 0
             leaves: list[tuple[Span, str]] = []
             for leaf in top.leaves:
-                stays = kept and not self._only_views(leaf)
-                text = kept[0] if kept and stays else self._text(leaf)
+                stays = bool(kept) and not self._only_views(leaf)
+                text = kept[min(stayed, len(kept) - 1)] if stays else self._text(leaf)
+                stayed += stays
                 if stays or text in texts:
                     leaves.append((span_of(leaf), text))
             value = getattr(top.statement, "value", None)
@@ -676,7 +677,7 @@ class _Rewriter:
         replaced: dict[Span, str],
         rebound: list[tuple[str, ast.stmt]],
     ) -> None:
-        """A value that only the kernel needs: its statement goes, or keeps its operand."""
+        """A value that only the kernel needs: its statement goes, or keeps its operands."""
         statement = top.statement
         if self._all_unpacked(statement, tops):
             rebound += ((target, statement) for target in _unpacked(statement))
@@ -691,7 +692,8 @@ class _Rewriter:
                 f"line {statement.lineno}: `{self._text(top.node)}` is used there and not stored"
             )
         computed = [leaf for leaf in top.leaves if not self._only_views(leaf)]
-        if len(computed) > 1:
+        several = len(computed) > 1
+        if several and (element or statement not in self._block):
             raise NotPlaced(
                 f"line {statement.lineno}: more than one of its operands is computed there"
             )
@@ -706,11 +708,14 @@ class _Rewriter:
             needed = before & {*self._call.inputs} - {value} or kept & {*targets}
             if element and needed:
                 raise NotPlaced(f"line {statement.lineno}: `{targets[0]}` holds an operand")
-            apart = needed or not (element or statement in self._block)
-            top.kept = (self._fresh(leaf, kept),) if apart else tuple(targets)
-            text = self._text(leaf)
-            replaced[place] = text if element else f"{' = '.join(top.kept)} = {text}"
-            left |= dict.fromkeys(top.kept, "" if value is None else self._sources.word(value))
+            apart = several or needed or not (element or statement in self._block)
+            own = (self._fresh(leaf, kept.union(top.kept)),) if apart else tuple(targets)
+            top.kept += own
+            left |= dict.fromkeys(own, "" if value is None else self._sources.word(value))
+        if computed:
+            texts = ", ".join(map(self._text, computed))
+            stored = (", " if several else " = ").join(top.kept)
+            replaced[place] = texts if element else f"{stored} = {texts}"
 
     def _fresh(self, node: ast.expr, kept: Collection[str]) -> str:
         """A name that the function does not have, after the last one of an expression; none of
