@@ -108,6 +108,23 @@ def test_a_function_that_makes_one(tmp_path: Path) -> None:
     assert forward_of(patch) == "return fused_model.block_in_parts(self.block, x)"
 
 
+def test_a_list_that_is_comprehended_of_what_another_file_makes(tmp_path: Path) -> None:
+    file = tmp_path / "parts.py"
+    file.write_text(
+        "from torch import nn\n\n\nclass First(nn.Conv2d):\n"
+        "    def forward(self, x):\n        return super().forward(x)\n\n\n"
+        f"def part(c):\n    return nn.Sequential({PARTS})\n"
+    )
+    patch = patched(
+        tmp_path,
+        "self.first, self.blocks = First(64, 64, 1), nn.ModuleList(part(64) for _ in range(2))",
+        "x = self.first(x)\nfor block in self.blocks:\n    x = x + block(x)\nreturn x",
+        "from parts import First, part",
+    )
+    assert "x = x + fused_model.block_in_parts(block, x)" in forward_of(patch)
+    assert "or len(block) != 3" in asking(patch)
+
+
 def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
     patch = patched(
         tmp_path,

@@ -52,8 +52,7 @@ class Constructors:
         name, *within = parts[around:]
         found = self._given(self._read(owner.file), owner.kind, name)
         for part in within:
-            inside = self._parts(*found) if found else None
-            value = (inside or {}).get(part)
+            value = self._part(*found, part) if found else None
             found = self._returned(found[0], value) if found and value else None
         return found
 
@@ -73,12 +72,17 @@ class Constructors:
         return None if inside is None else len(inside)
 
     @cached_property
-    def _classes(self) -> dict[str, list[tuple[SourceFile, ast.ClassDef]]]:
-        """The classes of the files that the model's code is in, by their names."""
+    def _files(self) -> list[SourceFile]:
+        """The files that the model's code is in."""
         files = {call.file for call in self._trail.activations}
         files |= {held.file for held in self._trail.modules.values() if held.file}
+        return [*map(self._read, sorted(files))]
+
+    @cached_property
+    def _classes(self) -> dict[str, list[tuple[SourceFile, ast.ClassDef]]]:
+        """The classes of these files, by their names."""
         found = dict[str, list[tuple[SourceFile, ast.ClassDef]]]()
-        for file in map(self._read, sorted(files)):
+        for file in self._files:
             for node in ast.walk(file.tree):
                 if isinstance(node, ast.ClassDef):
                     found.setdefault(node.name, []).append((file, node))
@@ -110,15 +114,25 @@ class Constructors:
         return found[0] if len(found) == 1 else None
 
     def _returned(self, file: SourceFile, value: ast.expr) -> _Made | None:
-        """A call, or the one that a function of the file returns where that is called."""
+        """A call, or the one that a function of these files returns where that is called."""
         if not isinstance(value, ast.Call):
             return None
-        called = isinstance(value.func, ast.Name) and file.functions.get(value.func.id)
-        nodes = [*ast.walk(called)] if called else []
-        values = [node.value for node in nodes if isinstance(node, ast.Return)]
-        if len(values) == 1 and isinstance(values[0], ast.Call):
-            return file, values[0]
+        files = [file] if file.functions.get(_called(value)) else self._files
+        named = [(f, f.functions[_called(value)]) for f in files if _called(value) in f.functions]
+        for own, called in named if len(named) == 1 else ():
+            returns = [node for node in ast.walk(called) if isinstance(node, ast.Return)]
+            if len(returns) == 1 and isinstance(returns[0].value, ast.Call):
+                return own, returns[0].value
         return file, value
+
+    def _part(self, file: SourceFile, call: ast.Call, name: str) -> ast.expr | None:
+        """Expression that a container has under a name; one for all of a list that is
+        comprehended."""
+        match call.args:
+            case [ast.ListComp(elt) | ast.GeneratorExp(elt)] if _called(call) == "ModuleList":
+                return elt
+            case _:
+                return (self._parts(file, call) or {}).get(name)
 
     def _parts(self, file: SourceFile, call: ast.Call) -> Parts | None:
         """Arguments that a call puts into a container, by their names there; None where it does
