@@ -51,6 +51,7 @@ import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, loosen_views, substitute
 from fusion_advisor.dynamo.cut import TwoParts, compiled_before, cut
+from fusion_advisor.dynamo.inductor_attention import inductor_fuses
 from fusion_advisor.dynamo.measured import Stopwatch, on_gpu
 from fusion_advisor.dynamo.numbers import NumbersOutside, numbers_outside
 from fusion_advisor.dynamo.options import (
@@ -76,6 +77,7 @@ from fusion_advisor.dynamo.whole_graph import (
     why_untimed,
 )
 from fusion_advisor.frontend.aot import Lowered, lower, record
+from fusion_advisor.ir.graph import Ref
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.kernel_fault import cause
@@ -450,7 +452,15 @@ def _divided(
     """Put calls of our kernels into a lowered graph."""
     rulebook, device = target.rulebook, target.device
     laid_out = channels_last(lowered.module, options.patches, training=training)
-    compiler = replace(options.compiler, timed=target.compiler is not None, channels_last=laid_out)
+
+    def fuses_attention(softmax: Ref) -> bool:
+        says = "attention that is written out stays Inductor's: {}"
+        return _unless_at_fault(lambda: inductor_fuses(lowered.origins[softmax]), True, says)
+
+    compiler = replace(
+        options.compiler, timed=target.compiler is not None, channels_last=laid_out,
+        fuses_attention=fuses_attention,
+    )  # fmt: skip
     division = divide(lowered.graph, device, rulebook, compiler, (target.chosen,))
     places: Sequence[Occurrence] = division.places
     if target.gpu is not None:

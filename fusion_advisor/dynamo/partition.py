@@ -3,7 +3,7 @@ Inductor's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import Finding, fuse
 from fusion_advisor.fusion.route import action
 from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import Proof, assemble
@@ -23,12 +23,6 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 
 _BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten.matmul.default")
-_SOFTMAX = {"softmax", "_softmax", "_safe_softmax"}
-_OF_SCORES = {
-    *("mul", "div", "add", "sub", "where", "masked_fill", "_to_copy", "clone", "native_dropout"),
-}
-"""What the forms of attention that Inductor knows compute of scores beside their softmax (PyTorch,
-_inductor/fx_passes/fuse_attention.py): a scale, masks, casts and dropout."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class InnerCompiler:
     whether its kernel wins or not: for comparisons and tests. `baseline`: savings are against this
     compiler, not against eager. `timed`: kernels are timed beside this compiler's before they are
     placed, so that those that may win are offered, too. `channels_last`: it lays convolutions of
-    this graph out so."""
+    this graph out so. `fuses_attention`: whether it has one operator for the attention around a
+    softmax."""
 
     tuned: bool = False
     graphed: bool = False
@@ -46,6 +41,7 @@ class InnerCompiler:
     baseline: bool = False
     timed: bool = False
     channels_last: bool = False
+    fuses_attention: Callable[[Ref], bool] = lambda softmax: True
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,14 @@ def _divided(
     """Yield the occurrences of one group. Their neighbours differ, and so may the best choice."""
     route = action(finding, rulebook).route
     known: dict[object, Kernel] = {}
+    attention: list[bool] = []  # what Inductor answered for the first one of the group
+
+    def fused_whole(decision: Decision) -> bool:
+        softmax = _softmax_of_attention(flow, decision)
+        if softmax is not None and not attention:
+            attention.append(compiler.fuses_attention(softmax))
+        return softmax is not None and attention[0]
+
     for instance in finding.instances:
         decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
         weighed = compare_with_inductor(
@@ -122,10 +126,6 @@ def _divided(
             why = "a short chain of pointwise ops, which Inductor fuses as well"
             yield replace(place, why=why, as_fast=True)
             continue
-        if not (compiler.take_all or compiler.baseline) and _is_attention(flow, decision):
-            why = "attention that is written out, for most forms of which Inductor has one operator"
-            yield replace(place, why=why, as_fast=True)
-            continue
         doubt = rulebook.inductor.doubted.value if compiler.timed else 1.0
         if not compiler.take_all and weighed.ours_us >= doubt * weighed.inductor_us:
             yield replace(place, as_fast=True)
@@ -133,6 +133,10 @@ def _divided(
         least = rulebook.inductor.least.value
         if not (compiler.take_all or compiler.timed) and weighed.gain_us < least:
             yield replace(place, why=f"{weighed}: less than {least:g} us between", as_fast=True)
+            continue
+        if not (compiler.take_all or compiler.baseline) and fused_whole(decision):
+            why = "attention that is written out, for which Inductor has one operator"
+            yield replace(place, why=why, as_fast=True)
             continue
         if compiler.baseline and weighed.kept_bytes > rulebook.inductor.kept.value * weighed.bytes:
             yield replace(place, why=f"would keep {weighed.kept_bytes} B in memory; {weighed}")
@@ -148,21 +152,16 @@ def _divided(
         yield replace(place, kernel=kernel, weighed=beside)
 
 
-def _is_attention(flow: Dataflow, decision: Decision) -> bool:
-    """Whether a set has the softmax between two batched products, and computes nothing of scores
-    that attention as Inductor knows it lacks. Inductor looks for that before it divides a graph
-    into passes, and finds nothing where the softmax is a kernel of ours."""
+def _softmax_of_attention(flow: Dataflow, decision: Decision) -> Ref | None:
+    """The softmax between two batched products that a set has; None without one. Inductor looks for
+    attention before it divides a graph into passes, and finds none where the softmax is a kernel of
+    ours."""
     subject = decision.subject
 
     def batched(number: int) -> bool:
         return number >= 0 and flow.nodes[number].op in _BATCHED
 
-    makers = {flow.position[flow.base(ref).node] for ref in subject.border.inputs}
-    products = [number for number in makers if batched(number)]
+    before = any(batched(flow.position[flow.base(ref).node]) for ref in subject.border.inputs)
     behind = any(batched(use) for ref in subject.border.outputs for use in flow.uses(ref))
-    of_scores = {
-        flow.nodes[number].op.split(".")[1]
-        for number in subject.launches
-        if any(flow.above[number] >> product & 1 for product in products)
-    }
-    return behind and bool(of_scores & _SOFTMAX) and of_scores <= _SOFTMAX | _OF_SCORES
+    nodes = (flow.nodes[number] for number in subject.launches if before and behind)
+    return next((Ref(node.name) for node in nodes if "softmax" in node.op), None)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.dynamo.measured import KernelRuns, Stopwatch, Tune, are_kept
 from fusion_advisor.dynamo.options import alone, channels_last, options_of
-from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
+from fusion_advisor.dynamo.partition import Occurrence
 from fusion_advisor.dynamo.processes import Ranks
 from fusion_advisor.dynamo.target import Target
 from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor, may_win
@@ -336,33 +336,6 @@ def test_whether_channels_are_last_is_inductors_to_say(size: int, last: bool) ->
     assert channels_last(module, {}, training=False) is last
     assert not channels_last(module, {"layout_optimization": False}, training=False)
     assert not channels_last(module, None, training=True)
-
-
-def test_attention_that_is_written_out_is_inductors() -> None:
-    """For BERT's and most other forms it has one operator, unless the softmax is a kernel."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-        return ((q @ k.transpose(-1, -2) / 8 + mask).softmax(-1)) @ v
-
-    heads, mask = torch.empty(48, 4096, 64, dtype=torch.bfloat16), torch.empty(4096, 4096)
-    inputs = (heads, heads, heads, mask.bfloat16())
-
-    def whys(function: Any, *inputs: torch.Tensor, **how: bool) -> list[str]:
-        given = [each.to("meta") for each in inputs]
-        graph = flow_of(function, *given).annotated.graph
-        found = divide(graph, RULES.device("h200"), RULES, InnerCompiler(**how), ())
-        return [place.why for place in found.places]
-
-    (why,) = whys(attention, *inputs)
-    assert why.startswith("attention that is written out")
-    assert whys(attention, *inputs, take_all=True) != [why]
-    assert whys(lambda q, m: (q @ q.transpose(-1, -2) / 8 + m).softmax(-1), heads, mask) != [why]
-
-    def with_a_sink(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> Any:
-        scores = torch.cat([q @ k.transpose(-1, -2) / 8, sink.expand(48, 4096, 1)], -1)
-        return (scores - scores.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
-
-    assert why not in whys(with_a_sink, heads, heads, heads, heads[:, :1, :1])
 
 
 def test_what_reads_the_same_tensor_beside_a_kernel_is_charged() -> None:

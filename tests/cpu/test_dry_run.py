@@ -255,3 +255,26 @@ def test_what_cannot_be_is_one_line(
     (said,) = done.stderr.splitlines()
     assert said.startswith("fusion-advisor: error: ")
     assert line in said
+
+
+@pytest.mark.parametrize("form", ["divided", "masked", "multiplied", "not scaled", "with a sink"])
+def test_attention_that_is_written_out_is_inductors_where_it_has_one_operator(form: str) -> None:
+    """Inductor has one for the first two, unless the softmax is a kernel of ours."""
+
+    def attention(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = q @ q.transpose(-1, -2)
+        if form == "divided":
+            return (scores / 8).softmax(-1) @ q
+        if form == "masked":
+            return (scores / 8 + mask).softmax(-1) @ q
+        if form == "multiplied":
+            return (scores * 0.125 + mask).softmax(-1) @ q
+        if form == "not scaled":
+            return (scores + mask).softmax(-1) @ q
+        scores = torch.cat([scores, q[:, :, :1, :1].expand(2, 24, 4096, 1)], -1)
+        return (scores - scores.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ q
+
+    q = torch.empty(2, 24, 4096, 64, dtype=torch.bfloat16)
+    mask = torch.empty(2, 1, 4096, 4096, dtype=torch.bfloat16)
+    would = fa.apply(attention, (q, mask), device="h200", dry=True)
+    assert any("softmax" in name for name in would.kernels) == (form not in ("divided", "masked"))
