@@ -12,6 +12,7 @@ PyTorch, so that Inductor itself is asked, about the attention alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def inductor_fuses(softmax: torch.fx.Node) -> bool:
     operators; False where the softmax stands between no two batched products."""
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes, lazy_init
 
     found = _attention(softmax)
     if found is None:
@@ -42,8 +43,11 @@ def inductor_fuses(softmax: torch.fx.Node) -> bool:
     with fake_mode(inputs):
         made = make_fx(module, decomposition_table=select_decomp_table())(*inputs)
     made.graph.eliminate_dead_code()
+    # Inductor makes its list once for each device that it is named, and adds it to what is there.
+    named = (softmax.meta["val"].device,) * (len(signature(joint_graph_passes).parameters) - 1)
+    lazy_init(*named)
     with config.patch(shape_padding=False):  # which is timed
-        joint_graph_passes(made)
+        joint_graph_passes(made, *named)
     return any(_FUSED in str(node.target) for node in made.graph.nodes)
 
 
