@@ -5,8 +5,8 @@ Inductor fuses the region too, and moves what crosses its border once: where our
 stream it is as fast. It falls behind where a row is walked several times, does not fit into one
 program, or is combined from parts. How far was measured beside our kernels, by what the kernel is
 and by how wide its tensors are (`rules/inductor.toml`), and is applied to what the time model
-predicts for our kernel beyond its launches. Reductions over other axes that follow each other are
-kernels of their own in Inductor (`_apart`), which is then no slower than these.
+predicts for our kernel beyond its launches. Where a reduction follows one over other axes, Inductor
+has a kernel for each, and takes no longer than these take at a copy's speed.
 
 An op that Inductor cannot see through blocks fusions. Every launch beside the region that Inductor
 could have put into the region's kernel then needs a launch of its own; a tensor between the two is

@@ -117,10 +117,12 @@ class Constructors:
         """A call, or the one that a function of these files returns where that is called."""
         if not isinstance(value, ast.Call):
             return None
-        files = [file] if file.functions.get(_called(value)) else self._files
-        named = [(f, f.functions[_called(value)]) for f in files if _called(value) in f.functions]
-        for own, called in named if len(named) == 1 else ():
-            returns = [node for node in ast.walk(called) if isinstance(node, ast.Return)]
+        called = value.func.id if isinstance(value.func, ast.Name) else ""
+        theirs = file.bound.get(called)  # what is imported of torch is no function of these files
+        files = [file] if called in file.functions else [] if theirs else self._files
+        named = [(each, each.functions[called]) for each in files if called in each.functions]
+        for own, function in named if len(named) == 1 else ():
+            returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
             if len(returns) == 1 and isinstance(returns[0].value, ast.Call):
                 return own, returns[0].value
         return file, value

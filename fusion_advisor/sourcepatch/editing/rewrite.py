@@ -433,7 +433,7 @@ class _Rewriter:
             leaves: list[tuple[Span, str]] = []
             for leaf in top.leaves:
                 stays = bool(kept) and not self._only_views(leaf)
-                text = kept[min(stayed, len(kept) - 1)] if stays else self._text(leaf)
+                text = kept[stayed] if stays else self._text(leaf)
                 stayed += stays
                 if stays or text in texts:
                     leaves.append((span_of(leaf), text))
