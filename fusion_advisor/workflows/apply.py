@@ -153,6 +153,9 @@ def apply(
     """
     if not callable(model):
         raise UsageError(f"apply: {type(model).__name__} is neither a module nor a function")
+    if example_kwargs is not None and not hasattr(example_kwargs, "keys"):
+        given = type(example_kwargs).__name__
+        raise UsageError(f"apply: example_kwargs is a {given}; several inputs are a tuple, (x, y)")
     args, kwargs = given_inputs(example_inputs)
     kwargs |= example_kwargs or {}
     if how != "dynamo" or verify is not None:

@@ -17,7 +17,7 @@ from torch import nn
 
 import fusion_advisor as fa
 from fusion_advisor.dynamo.backend import Outcome, fusion_advisor
-from fusion_advisor.support.errors import CaptureError
+from fusion_advisor.support.errors import CaptureError, UsageError
 
 from . import spawned
 
@@ -255,6 +255,12 @@ def test_what_cannot_be_is_one_line(
     (said,) = done.stderr.splitlines()
     assert said.startswith("fusion-advisor: error: ")
     assert line in said
+
+
+def test_several_inputs_go_in_a_tuple() -> None:
+    x: Any = torch.empty(8, 64)
+    with pytest.raises(UsageError, match="example_kwargs is a Tensor; several inputs are a tuple"):
+        fa.apply(lambda x, y: x + y, x, x, **HOW)
 
 
 @pytest.mark.parametrize("form", ["divided", "masked", "multiplied", "not scaled", "with a sink"])
