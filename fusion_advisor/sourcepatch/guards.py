@@ -53,9 +53,10 @@ class Other:
 @dataclass(frozen=True)
 class _Ask:
     """Condition on a dimension of a tensor: that it has another size, or, with `one`, one
-    element."""
+    element. Before it is asked whether the tensor has as many dimensions as it had."""
 
     ref: Ref
+    rank: int
     dim: int
     size: int
     one: bool = False
@@ -68,15 +69,17 @@ class _Ask:
         tensor = there.annotated.tensors.get(self.ref)
         if tensor is None:
             return False
+        if len(tensor.shape) != self.rank:
+            return True
         found = tensor.shape[self.dim]
         return found == 1 if self.one else found != self.size
 
 
-def _asked(ref: Ref | None, dim: int, size: int) -> Iterator[_Ask]:
+def _asked(ref: Ref | None, shape: Sequence[int], dim: int) -> Iterator[_Ask]:
     if ref is not None:
-        yield _Ask(ref, dim, size)
-        if size != 1:
-            yield _Ask(ref, dim, size, one=True)
+        yield _Ask(ref, len(shape), dim, shape[dim])
+        if shape[dim] != 1:
+            yield _Ask(ref, len(shape), dim, shape[dim], one=True)
 
 
 def _telling(
@@ -170,8 +173,8 @@ class Guards:
         for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
             ref = self.sources.value(word)
             shape = tensors[ref].shape if ref else ()
-            for dim, size in enumerate(shape):
-                more = {ask.text(name): ask for ask in _asked(ref, dim, size)}
+            for dim in range(len(shape)):
+                more = {ask.text(name): ask for ask in _asked(ref, shape, dim)}
                 asks |= more
                 ranks |= dict.fromkeys(more, f"{name}.dim() != {len(shape)}")
         found = _telling(asks, others, served)
@@ -731,7 +734,7 @@ _DROPPING_NOTHING = ("0", "0.0", "False")
 _CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
 """Attributes of tensors that give or take a dtype."""
 _TO_ONE_DTYPE = ("float", "half", "bfloat16", "double")
-"""Those of them that name the dtype."""
+"""Attributes of these that name the dtype."""
 
 
 def _kind(held: ModuleAttributes) -> _Kind:

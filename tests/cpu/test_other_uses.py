@@ -938,7 +938,8 @@ def test_runs_of_which_some_ask_whether_there_is_a_bias_ask_alike(tmp_path: Path
             def __init__(self):
                 super().__init__()
                 self.lin, self.one = nn.Linear(1024, 1024), Soft(1024)
-                self.more = nn.ModuleList([Soft(1024) for _ in range(2)])
+                more = [Soft(1024), Soft(1024)]
+                self.more = nn.ModuleList(more)
 
             def forward(self, x):
                 x = self.one(self.lin(x))
