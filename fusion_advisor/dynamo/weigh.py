@@ -206,7 +206,7 @@ def _apart(region: Region) -> list[int]:
     share of the inputs. Empty where one kernel has all of them."""
     stages = _stages(region)
     last = max(stages.values(), default=0)
-    reductions = [n for op in ("reduce", "scan") for n in region.all(op)]
+    reductions = {n for op in ("reduce", "scan") for n in region.all(op)}
     found = list[int]()
     for stage in range(last + 1) if last else ():
         made = [output for output in region.outputs if stages[output.value] == stage]
@@ -220,9 +220,7 @@ def _apart(region: Region) -> list[int]:
             if number not in reductions or stages[number] == stage:
                 todo += region.exprs[number].args
         read = {expr.input for n in seen if (expr := region.exprs[n]).op == "load"}
-        held = (seen & {*reductions}) - stored
-        if stage < last:
-            held |= stored
+        held = {n for n in seen if n in reductions and (n not in stored or stage < last)}
         found.append(
             sum(region.inputs[number].bytes for number in read)
             + sum(output.tensor.bytes for output in made)

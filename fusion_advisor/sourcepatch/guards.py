@@ -731,10 +731,10 @@ _PARAMETERS = ("weight", "bias")
 """Parameters that torch's modules may be built without."""
 _DROPPING_NOTHING = ("0", "0.0", "False")
 """Shares of a dropout that drops nothing, and whether it trains."""
-_CONVERTING = ("dtype", "to", "type", "type_as", "float", "half", "bfloat16", "double")
-"""Attributes of tensors that give or take a dtype."""
 _TO_ONE_DTYPE = ("float", "half", "bfloat16", "double")
-"""Attributes of these that name the dtype."""
+"""Attributes of tensors that name the dtype which they give."""
+_CONVERTING = ("dtype", "to", "type", "type_as", *_TO_ONE_DTYPE)
+"""Attributes of tensors that give or take a dtype."""
 
 
 def _kind(held: ModuleAttributes) -> _Kind:
