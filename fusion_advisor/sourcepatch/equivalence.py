@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 
 from fusion_advisor.cost.dataflow import Dataflow, bits
@@ -74,6 +75,16 @@ def _layout(tensor: Tensor) -> object:
     return tensor.shape, tensor.stride, tensor.dtype
 
 
+@dataclass(frozen=True)
+class _Moved:
+    """Elements of a tensor, by its hash, with its dimensions, `rank` of them, elsewhere: `dims` are
+    their numbers, -1 for one of one element that was added."""
+
+    of: str
+    rank: int
+    dims: tuple[int, ...]
+
+
 class _Meaning:
     """Computation of a graph. Without `layouts` only results lie somewhere: a copy is what it
     copies, and a view is told by its operator and its sizes."""
@@ -82,6 +93,7 @@ class _Meaning:
         self._flow = flow
         self._layouts = layouts
         self._hashes: list[str] = []
+        self._moves = dict[int, _Moved]()
         for number, node in enumerate(flow.nodes):
             operands = iter(flow.operands[number])
             args = tuple(self._shown(arg, operands) for arg in node.args)
@@ -99,15 +111,47 @@ class _Meaning:
             elif not layouts and "as_strided" in node.op:
                 tensors = flow.annotated.tensors
                 row = row, [(tensors[r].stride, tensors[r].offset) for r in flow.operands[number]]
-            same = not layouts and self._unchanged(number)
+            same = ""
+            if not layouts and (moved := self._moved(number)):
+                self._moves[number] = moved
+                plain = [*moved.dims] == [*range(moved.rank)]
+                row, same = (moved.of, moved.dims), moved.of if plain else ""
+            same = same or (not layouts and self._unchanged(number))
             self._hashes.append(same or sha256(repr(row).encode()).hexdigest())
+
+    def _moved(self, number: int) -> _Moved | None:
+        """Tensor that a view, or the copy of one, has the elements of, and where its dimensions lie
+        in that; None where it does more than to move, add and leave out some."""
+        flow, node = self._flow, self._flow.nodes[number]
+        if node.kind != "call" or not flow.operands[number] or node.op not in (*_MOVING, _COPY):
+            return None
+        of = flow.operands[number][0]
+        at, rank = flow.position[of.node], len(flow.annotated.tensors[of].shape)
+        whole = None if of.output else _Moved(self._hashes[at], rank, (*range(rank),))
+        if (made := self._moves.get(at, whole)) is None or len(made.dims) != rank:
+            return None
+        dims, args = [*made.dims], node.args[1:]
+        match node.op.split(".")[1], args:
+            case "clone", _:
+                pass
+            case "permute", (tuple(order),):
+                dims = [dims[each] for each in order if isinstance(each, int)]
+            case "transpose", (int(one), int(other)):
+                dims[one], dims[other] = dims[other], dims[one]
+            case "unsqueeze", (int(place),):
+                dims.insert(place % (rank + 1), -1)
+            case "squeeze", (int(place),) if flow.annotated.tensors[of].shape[place] == 1:
+                del dims[place]
+            case _:
+                return None
+        return _Moved(made.of, made.rank, tuple(dims))
 
     def _unchanged(self, number: int) -> str:
         """Hash of what a copy or a view has the elements and sizes of; empty where there is
         none."""
         flow, tensors = self._flow, self._flow.annotated.tensors
         node = flow.nodes[number]
-        if node.op not in (*_RESHAPES, "aten.clone.default", "aten.expand.default"):
+        if node.op not in (*_RESHAPES, _COPY, "aten.expand.default"):
             return ""
         of = flow.operands[number][0]
         made, given = node.outputs[0], tensors[of]
@@ -171,6 +215,13 @@ class _Meaning:
 
 _RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 """Views that change no element's place in its order."""
+
+_COPY = "aten.clone.default"
+
+_MOVING = (
+    "aten.permute.default", "aten.transpose.int", "aten.unsqueeze.default", "aten.squeeze.dim"
+)  # fmt: skip
+"""Views that move dimensions, and add or leave out some of one element."""
 
 _PLACE = ("pin_memory", "device", "layout")
 """Keywords for where a tensor lives, which is the same for all of a model."""

@@ -19,7 +19,7 @@ from fusion_advisor.ir.graph import Arg, Node, Ref
 from fusion_advisor.ir.source_trace import CHANGING, LENGTH, ModuleAttributes, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called, another_function, none_of
-from fusion_advisor.sourcepatch.editing.constructors import Constructors
+from fusion_advisor.sourcepatch.editing.constructors import PARAMETERS, Constructors
 from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.opened import alters
 from fusion_advisor.sourcepatch.editing.outline import require_function
@@ -534,8 +534,8 @@ class Guards:
             if held is None:
                 continue
             if not self._constructors.says_parameters(path):
-                held_too = (f"{path}.{each}" in trail.placeholders for each in _PARAMETERS)
-                for name, there in zip(_PARAMETERS, held_too, strict=True):
+                held_too = (f"{path}.{each}" in trail.placeholders for each in PARAMETERS)
+                for name, there in zip(PARAMETERS, held_too, strict=True):
                     if there and text is not None:
                         yield f"{text}.{name} is None"
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
@@ -673,6 +673,8 @@ class Guards:
                 if config and number.text and CHANGING not in values:
                     together[number.text] = runs
             elif number.text:
+                if number.of == "name" and self._is_bound_again(place, number.text):
+                    yield f"isinstance({number.text}, torch.Tensor)"  # a sum that begins with 0
                 yield _differs(number.text, number.value)
                 if whole and number.value.lstrip("-")[:1].isdigit():
                     kind = type(ast.literal_eval(number.value)).__name__
@@ -684,6 +686,12 @@ class Guards:
                     "asked there"
                 )
         yield from _as_seen(together)
+
+    def _is_bound_again(self, place: SourcePlace, name: str) -> bool:
+        """Whether the function of a place binds a name several times."""
+        function = self.sources.code(place.activation)
+        nodes = ast.walk(function) if function else ()
+        return sum(binds(node, name) for node in nodes) > 1
 
     def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span, str], Mapping[_Run, str]]:
         """The values of each number of an edit, by its place and text, in all runs of its block."""
@@ -723,12 +731,21 @@ class Guards:
         return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
 
 
+def not_implied(conditions: Sequence[str]) -> Iterator[str]:
+    """Yield conditions of which any decides, without those that hold only where another one does,
+    `a and b` beside `b`: what that asks of a module, one of another class may not have."""
+    for text in conditions:
+        match ast.parse(text, mode="eval").body:
+            case ast.BoolOp(ast.And(), parts) if {*map(ast.unparse, parts)} & {*conditions}:
+                continue
+            case _:
+                yield text
+
+
 _Kind = tuple[str, str, str]
 """Class of a module, what a call of it runs, and of a `Sequential` how many modules it holds."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Attributes of a module that hold what runs when it is called, beside `forward`."""
-_PARAMETERS = ("weight", "bias")
-"""Parameters that torch's modules may be built without."""
 _DROPPING_NOTHING = ("0", "0.0", "False")
 """Shares of a dropout that drops nothing, and whether it trains."""
 _TO_ONE_DTYPE = ("float", "half", "bfloat16", "double")

@@ -57,7 +57,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
 )
 from fusion_advisor.sourcepatch.editing.splice import narrowed, nested, splice
 from fusion_advisor.sourcepatch.given import GivenNumbers, Held
-from fusion_advisor.sourcepatch.guards import Guards, Other
+from fusion_advisor.sourcepatch.guards import Guards, Other, not_implied
 from fusion_advisor.sourcepatch.other_sizes import (
     ResizedModel,
     Serving,
@@ -236,6 +236,7 @@ class Placement:
         guards += self._guards.of_held(place, edit, held, operands, " or ".join(guards))
         self._refuse_unnoticed(place, edit, decision, expressed, held, passed)
         edit = replace(edit, guard=" or ".join(dict.fromkeys(filter(None, guards))))
+        edit = replace(edit, guard=" or ".join(not_implied(edit.conditions)))
         edit = replace(
             edit,
             with_statements=self._guards.is_composite(place.block, edit)
@@ -263,21 +264,25 @@ class Placement:
         """Members of a group and its call without the copies that an expression makes of what
         it is given, before it computes something else: `matmul`, of rows that lie apart. The call
         gives what is copied as the copy lies, and nothing is left to copy."""
-        inside, outputs = {*members}, list[Ref]()
+        inside, outputs, views = {*members}, list[Ref](), list[str]()
         for ref in call.outputs:
             copied = self._copied.get(self.flow.position[ref.node], [])
             if copied and self.flow.position[copied[-1].node] in inside:
                 inside -= {self.flow.position[each.node] for each in copied[:-1]}
                 ref = copied[-1]
+                views.append(self._back(copied) or "")
             outputs.append(ref)
-        return sorted(inside), replace(call, outputs=tuple(outputs))
+        seen = next(filter(None, views), "")
+        if seen and len(outputs) > 1:
+            raise NotPlaced(f"{call.outputs[0].node} is a copy in another shape, beside others")
+        return sorted(inside), replace(call, outputs=tuple(outputs), viewed=seen)
 
     @cached_property
     def _copied(self) -> dict[int, list[Ref]]:
         """Copies, each within a product of matrices in batches: a copy, the views that it is made
-        of, and what the product is given, which is computed, has the copy's sizes, and is read by
-        nothing else. No op stands for one of these."""
-        found, flow, tensors = dict[int, list[Ref]](), self.flow, self.flow.annotated.tensors
+        of, and what the product is given, which is computed, and is read by nothing else. No op
+        stands for one of these."""
+        found, flow = dict[int, list[Ref]](), self.flow
         for number, node in enumerate(() if self.operators else flow.nodes):
             if node.op != "aten.clone.default" or node.step is None:
                 continue
@@ -286,14 +291,35 @@ class Placement:
             chain = [Ref(node.name)]
             while flow.nodes[at := flow.position[chain[-1].node]].step == node.step:
                 of = flow.operands[at][0]
-                alone = of not in flow.returned and [*flow.readers.get(of, ())] == [at]
-                if not alone or tensors[of].shape != tensors[chain[0]].shape:
+                if of in flow.returned or [*flow.readers.get(of, ())] != [at]:
                     break
                 chain.append(of)
             else:
-                if flow.nodes[at].kind == "call":
+                if flow.nodes[at].kind == "call" and self._back(chain) is not None:
                     found[number] = chain
         return found
+
+    def _back(self, chain: Sequence[Ref]) -> str | None:
+        """Text behind a copy that is a view of it in the shape of what was copied, which is the
+        last of a chain; None where the views between do more than to move dimensions and to add
+        some of one element."""
+        flow, tensors = self.flow, self.flow.annotated.tensors
+        shape = tensors[chain[-1]].shape
+        if tensors[chain[0]].shape == shape:
+            return ""
+        dims: list[int | None] = [*range(len(shape))]
+        for ref in chain[-2:0:-1]:
+            match flow.nodes[flow.position[ref.node]]:
+                case Node(op="aten.unsqueeze.default", args=(_, int(at))):
+                    dims.insert(at % (len(dims) + 1), None)
+                case Node(op="aten.permute.default", args=(_, tuple(order))):
+                    dims = [dims[at] for at in order if isinstance(at, int)]
+                case _:
+                    return None
+        added = "".join(f".squeeze({at})" for at, dim in [*enumerate(dims)][::-1] if dim is None)
+        left = [dim for dim in dims if dim is not None]
+        order = [left.index(dim) for dim in range(len(left))]
+        return added + (f".permute{tuple(order)}" if order != [*range(len(order))] else "")
 
     def _multiplies(self, step: int) -> bool:
         """Whether an expression is a product of two batches of matrices, which is the same product
@@ -493,7 +519,9 @@ class Placement:
             found = self.edited(decision, decision.subject.border, expressed, name)
         except NotPlaced:
             return None
-        return decision if found == (run, edit) else None
+        there, own = found
+        alike = _asking_alike({run: (own,), replace(run, activation=-1): (edit,)})
+        return decision if there == run and alike[run] == (edit,) else None
 
     def kernel_for(
         self, finding: Finding, there: Decision, owners: Mapping[tuple[int, ...], str]
@@ -623,6 +651,74 @@ def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
     }
 
 
+class Kept(NotPlaced):
+    """Raised for a group in whose place another one's kernel is put already."""
+
+    def __init__(self, at: str, kernel: str) -> None:
+        super().__init__(f"{at}: {kernel} is put there, a group with as much to save")
+        self.kernel = kernel
+
+
+@dataclass
+class Together:
+    """Groups whose edits one source can have: the edits, each with the group that it is of, the
+    functions that choose a kernel, and reasons for the groups that are left out, by their ids.
+    `kept` names the kernels that keep some of these out."""
+
+    puts: list[PlacedGroup] = field(default_factory=list[PlacedGroup])
+    edits: list[tuple[Edit, Finding]] = field(default_factory=list[tuple[Edit, Finding]])
+    choices: list[Choice] = field(default_factory=list[Choice])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    kept: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def together(
+    placement: Placement,
+    findings: Sequence[Finding],
+    package: str,
+    only_dtype: Collection[str] = (),
+) -> Together:
+    """The groups that a source can express beside each other, in their order, with calls of
+    kernels of a package; those of `only_dtype` serve the dtypes that were captured."""
+    result = Together()
+    chosen: dict[SourcePlace, list[Edit]] = {}
+    waiting = {finding.id: finding for finding in findings}
+    before = 0
+    while len(waiting) != before:  # a call that is edited away no longer speaks against another
+        before = len(waiting)
+        for number in list(waiting):
+            finding = waiting.get(number)
+            if finding is None:
+                continue
+            try:
+                alone = finding.name in only_dtype
+                made = _edits(
+                    placement, finding, package, chosen, waiting.values(), only_dtype=alone
+                )
+            except NotPlaced as reason:
+                result.refused[finding.id] = str(reason)
+                if isinstance(reason, Kept):
+                    result.kept[finding.id] = reason.kernel
+                continue
+            for place, each in made.edits.items():
+                chosen.setdefault(place, []).extend(each)
+            once = tuple(dict.fromkeys(edit for each in made.edits.values() for edit in each))
+            result.edits += ((edit, finding) for edit in once)
+            result.choices += [made.choice] if made.choice else []
+            for each in [*waiting.values()]:
+                runs = {i: made.served.get(launched(placement.flow, i)) for i in each.instances}
+                for kernel in dict.fromkeys(filter(None, runs.values())):
+                    taken = tuple(i for i, by in runs.items() if by == kernel)
+                    part = replace(each, instances=taken)
+                    result.puts.append(PlacedGroup(part, once, len(taken), kernel))
+                rest = tuple(i for i, by in runs.items() if by is None)
+                waiting[each.id] = replace(each, instances=rest)
+                if not rest:
+                    del waiting[each.id]
+                    result.refused.pop(each.id, None)
+    return result
+
+
 def patch(
     placement: Placement,
     findings: Sequence[Finding],
@@ -644,49 +740,19 @@ def patch(
     standing, stamps = standing or {}, stamps or {}
     result = Patch()
     folder = model.parent / package_name(model)
-    chosen: dict[SourcePlace, list[Edit]] = {}
-    noted: dict[str, list[tuple[Edit, str]]] = {}
-    choices: list[Choice] = []
-    waiting = {finding.id: finding for finding in findings if finding.name in kernels}
+    proven = [finding for finding in findings if finding.name in kernels]
     what = "PyTorch op" if placement.operators else "kernel"
-    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f.id not in waiting}
-    before = 0
-    while len(waiting) != before:  # a call that is edited away no longer speaks against another
-        before = len(waiting)
-        for number in list(waiting):
-            finding = waiting.get(number)
-            if finding is None:
-                continue
-            try:
-                alone = finding.name in only_dtype
-                made = _edits(
-                    placement, finding, folder.name, chosen, waiting.values(), only_dtype=alone
-                )
-            except NotPlaced as reason:
-                result.refused[finding.id] = str(reason)
-                continue
-            for place, each in made.edits.items():
-                chosen.setdefault(place, []).extend(each)
-            once = tuple(dict.fromkeys(edit for each in made.edits.values() for edit in each))
-            for edit in once:
-                note = _comment(finding, kernels[finding.name], placement.operators)
-                noted.setdefault(edit.file, []).append((edit, note))
-            choices += [made.choice] if made.choice else []
-            for each in [*waiting.values()]:
-                runs = {i: made.served.get(_launches(placement.flow, i)) for i in each.instances}
-                for kernel in dict.fromkeys(filter(None, runs.values())):
-                    taken = tuple(i for i, by in runs.items() if by == kernel)
-                    part = replace(each, instances=taken)
-                    result.puts.append(PlacedGroup(part, once, len(taken), kernel))
-                rest = tuple(i for i, by in runs.items() if by is None)
-                waiting[each.id] = replace(each, instances=rest)
-                if not rest:
-                    del waiting[each.id]
-                    result.refused.pop(each.id, None)
+    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f not in proven}
+    made = together(placement, proven, folder.name, only_dtype)
+    result.puts, result.refused = made.puts, result.refused | made.refused
+    noted: dict[str, list[tuple[Edit, str]]] = {}
+    for edit, finding in made.edits:
+        note = _comment(finding, kernels[finding.name], placement.operators)
+        noted.setdefault(edit.file, []).append((edit, note))
     there = kernels_of(standing)
     trained = {name for name, kernel in kernels.items() if kernel.gradients}
     outlines = Outlines(standing.get(folder / ASKING, ""), kernels.keys() | there.keys(), trained)
-    for each in choices:
+    for each in made.choices:
         kernel = kernels[each.kernels[-1]]
         outlines.choose(each, (*kernel.inputs, *kernel.numbers))
     for file, edits in noted.items():
@@ -781,8 +847,8 @@ def _edits(
     some runs: then by the function called `choosing`. NotPlaced where a block would have to be
     edited differently for some of its runs, or where another group is put already."""
     flow, sources = placement.flow, placement.sources
-    served = {_launches(flow, each): finding.name for each in finding.instances}
-    owners = {_launches(flow, each): other.name for other in others for each in other.instances}
+    served = {launched(flow, each): finding.name for each in finding.instances}
+    owners = {launched(flow, each): other.name for other in others for each in other.instances}
     first = finding.decision.subject.expressed
     assert first is not None  # an accepted set has a plan
     found: dict[Block, dict[SourcePlace, tuple[Edit, ...]]] = {}
@@ -791,8 +857,7 @@ def _edits(
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
             if not edit.takes_as_operand(other) and not other.takes_as_operand(edit):
-                at, taken = f"{edit.file}:{edit.lines[0]}", other.taken.kernel
-                raise NotPlaced(f"{at}: {taken} is put there, a group with as much to save")
+                raise Kept(f"{edit.file}:{edit.lines[0]}", other.taken.kernel)
             if placement.operators and _guards_over(edit, other):
                 at = f"{edit.file}:{edit.lines[0]}"
                 raise NotPlaced(f"{at}: its guard would stand over another edit")
@@ -856,18 +921,23 @@ def _edits(
 def _asking_alike(
     edits: dict[SourcePlace, tuple[Edit, ...]],
 ) -> dict[SourcePlace, tuple[Edit, ...]]:
-    """The edits of a block, each with all that another run of it asks whether an operand is None:
-    so it is in none of these, whether the class of its module says so or not."""
+    """The edits of a block, each with all that another run of it asks whether an operand is None,
+    or what one is a view of: so it is in none of these, whether the class of its module says so or
+    not."""
+
+    def paths(edit: Edit) -> set[str]:
+        nodes = (n for text in edit.taken.operands for n in ast.walk(ast.parse(text)))
+        return {ast.unparse(n) for n in nodes if isinstance(n, ast.Name | ast.Attribute)}
 
     def asks(edit: Edit) -> set[str]:
-        return {f"{text} is None" for text in edit.taken.operands}.intersection(edit.conditions)
+        return {f"{text} is None" for text in paths(edit)}.intersection(edit.conditions)
 
     every = [edit for several in edits.values() for edit in several]
     asked = dict.fromkeys(text for edit in every for text in edit.conditions if text in asks(edit))
     launchers = {text for edit in every for text in edit.asked_too}.intersection(asked)
 
     def asking(edit: Edit) -> Edit:
-        own = [text for text in asked if text.removesuffix(" is None") in edit.taken.operands]
+        own = [text for text in asked if text.removesuffix(" is None") in paths(edit)]
         others = [text for text in edit.conditions if text not in asked]
         asked_too = edit.asked_too | launchers.intersection(own)
         return replace(edit, guard=" or ".join([*others, *own]), asked_too=asked_too)
@@ -892,7 +962,7 @@ def _guards_over(one: Edit, other: Edit) -> bool:
     return bool(one.guard or other.guard) and late[0] <= early[1]
 
 
-def _launches(flow: Dataflow, instance: Sequence[int]) -> tuple[int, ...]:
+def launched(flow: Dataflow, instance: Iterable[int]) -> tuple[int, ...]:
     """The launches of an instance, without the views between them."""
     return tuple(sorted(number for number in instance if flow.launches(number)))
 

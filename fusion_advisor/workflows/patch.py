@@ -48,7 +48,14 @@ from fusion_advisor.sourcepatch.other_sizes import (
     variations,
     widened,
 )
-from fusion_advisor.sourcepatch.placement import Patch, Placement, patch, replaced_nodes
+from fusion_advisor.sourcepatch.placement import (
+    Patch,
+    Placement,
+    launched,
+    patch,
+    replaced_nodes,
+    together,
+)
 from fusion_advisor.sourcepatch.trial import Runs, Trial, run_trial, run_trial_of_file
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.support.files import tree_of
@@ -248,7 +255,7 @@ def patch_model(
             decided=decided,
             serving=None if operators else Serving(at, rulebook),
         )
-        all_found = _cut(placement, decided, rulebook)
+        all_found = _agreed(placement, decided, rulebook, folder.name)
         share = rulebook.patch.share.value if request.least.share is None else request.least.share
         found, small = _worthwhile(placement, all_found, request.least.saved_us, share)
         found = _named_apart(
@@ -749,15 +756,76 @@ def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
     }
 
 
+_ROUNDS = 4
+"""Partitions that are tried, each without what the last one could not put."""
+
+
+def _agreed(
+    placement: Placement,
+    decided: Callable[[Iterable[int]], Decision],
+    rulebook: Rulebook,
+    package: str,
+) -> Identified:
+    """Partition, solved for the cuts that the source can express beside each other: a line serves
+    all of its runs, so that a group may be refused which each run could have alone. It is solved
+    again without those, or, where they save more together than the group that keeps them out, with
+    nothing but their like in its place. The solution of which most is placed counts."""
+    flow = placement.flow
+    known = dict[tuple[int, ...], Decision]()
+    refused = dict[tuple[int, ...], str]()
+    alone = dict[int, list[str]]()
+    """Ops of the one group that a launch may be in."""
+
+    def ops(launches: Iterable[int]) -> list[str]:
+        return sorted(flow.nodes[number].op for number in launches)
+
+    def judged(launches: Iterable[int]) -> Decision:
+        launches = tuple(launches)
+        key = launched(flow, launches)
+        if key not in known:
+            known[key] = placement.judged(decided(launches))
+        why = refused.get(key, "")
+        if any(alone.get(number, own) != own for own in [ops(key)] for number in key):
+            why = "other calls of its lines save more with another group"
+        return replace(known[key], unplaced=why) if why else known[key]
+
+    found = list[tuple[float, Identified]]()
+    for _ in range(_ROUNDS):
+        cut = _cut(placement, judged, rulebook)
+        made = together(placement, cut.groups, package)
+        found.append((sum(put.finding.saved_us_total for put in made.puts), cut))
+        lost = sum(each.saved_us_total for each in cut.groups if each.id in made.refused)
+        if lost <= rulebook.patch.share.value * sum(step_us(flow, cut.groups).values()):
+            break  # as much as lines that stay may save
+        out = dict[str, list[Finding]]()
+        for each in cut.groups:
+            if each.id in made.refused:
+                out.setdefault(made.kept.get(each.id, ""), []).append(each)
+        for each in cut.groups:
+            kept = out.get(each.name, [])
+            if sum(other.saved_us_total for other in kept) > each.saved_us_total:
+                most = max(kept, key=lambda other: other.saved_us_total)
+                own = ops(launched(flow, most.instances[0]))
+                alone |= {number: own for one in each.instances for number in launched(flow, one)}
+                del out[each.name]
+        refused |= {
+            launched(flow, instance): made.refused[each.id]
+            for several in out.values()
+            for each in several
+            for instance in each.instances
+        }
+    return max(found, key=lambda each: each[0])[1]
+
+
 def _cut(
-    placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
+    placement: Placement, judged: Callable[[Iterable[int]], Decision], rulebook: Rulebook
 ) -> Identified:
     """Partition, solved for the cuts that the source can express: none within what one expression
     launches, and what one call makes offered whole."""
     flow = placement.barred()
     grouping = group(
         flow,
-        lambda launches: placement.judged(decided(launches)),
+        judged,
         rulebook,
         placement.kind,
         lambda launch: flow.nodes[launch].step,

@@ -125,6 +125,68 @@ def test_a_list_that_is_comprehended_of_what_another_file_makes(tmp_path: Path) 
     assert "or len(block) != 3" in asking(patch)
 
 
+LAYERS = """
+class Norm(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(c))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def feed_forward(c):
+    return nn.Sequential(Norm(c), nn.Linear(c, c), nn.GELU(), nn.Linear(c, c))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {made}
+
+    def forward(self, x):
+        for mix, ff in self.layers:
+            x = mix(x) + x
+            {line}
+        return x
+"""
+APPENDED = """self.layers = nn.ModuleList([])
+        for _ in range(2):
+            self.layers.append(nn.ModuleList([nn.Linear(256, 256), feed_forward(256)]))"""
+COLLECTED = """layers = []
+        for _ in range(2):
+            layers.append(nn.ModuleList([nn.Linear(256, 256), feed_forward(256)]))
+        self.layers = nn.ModuleList(layers)"""
+
+
+@pytest.mark.parametrize(
+    ("making", "line"),
+    [
+        (APPENDED, "x = ff(x) + x"),
+        pytest.param(COLLECTED, "x = x + ff(x)", marks=pytest.mark.deep),
+    ],
+    ids=["appended", "collected"],
+)
+def test_a_residual_and_the_norm_that_one_begins_with(
+    tmp_path: Path, making: str, line: str
+) -> None:
+    patch = made(tmp_path, LAYERS.format(made=making, line=line), shape="64, 256, 256")
+    body = forward_of(patch)
+    assert "x, ff_out = fused_model.ff_in_parts(mix(x), x, ff)" in body
+    assert line.replace("ff(x)", "ff_out") in body
+    text = asking(patch)
+    assert "x = mix_ + x\n        result = ff(x)\n        return x, result" in text
+    assert "return x, ff[3](ff[2](ff[1](" in text
+
+
+@pytest.mark.parametrize(
+    "line", ["x = torch.exp(x) + ff(x)", "x = x + (ff(x) if self.training else ff(x))"]
+)
+def test_one_that_would_run_before_something_else(tmp_path: Path, line: str) -> None:
+    patch = made(tmp_path, LAYERS.format(made=APPENDED, line=line), shape="64, 256, 256")
+    assert "_in_parts" not in forward_of(patch)
+
+
 def test_an_activation_that_runs_twice(tmp_path: Path) -> None:
     patch = patched(
         tmp_path,

@@ -65,14 +65,12 @@ class _AskedSpelling(SpellingAtPlace):
     such a function returned is what it returns, where its code says a constant, and no None where
     that says something else."""
 
-    called: frozenset[int] = frozenset()
-
     def of(self, node: ast.expr, activation: int) -> ast.expr | None:
         """An expression of a call's function as the place spells it; None where it cannot."""
         found = super().of(node, activation)
         match node:
             case ast.Call() if found is None:
-                calls = self._calls(node, activation)
+                calls = self.calls(node, activation)
                 ends = {ast.unparse(each) if each else "" for each in map(self._returned, calls)}
                 if len(ends) == 1 and "" not in ends:
                     return ast.parse(min(ends), mode="eval").body
@@ -86,11 +84,6 @@ class _AskedSpelling(SpellingAtPlace):
                 pass
         return found
 
-    def _calls(self, node: ast.expr, activation: int) -> list[int]:
-        """The calls of an expression whose functions are asked for."""
-        made = self.sources.calls.get((activation, span_of(node)), ())
-        return [call for call in made if call in self.called]
-
     def _gives(self, node: ast.expr, activation: int) -> bool:
         """Whether an expression that gave a tensor never gives None, while the functions are called
         that were."""
@@ -100,7 +93,7 @@ class _AskedSpelling(SpellingAtPlace):
             case ast.Subscript(slice=index):
                 return any(isinstance(each, ast.Slice) for each in ast.walk(index))
             case ast.Call() if (activation, span_of(node)) in self.sources.calls:
-                calls = self._calls(node, activation)
+                calls = self.calls(node, activation)
                 ends = [(call, self.sources.ended_at(call)) for call in calls]
                 return bool(calls) and all(
                     isinstance(end, ast.Return) and end.value and self._gives(end.value, call)
@@ -157,7 +150,7 @@ class Called:
             call = self._sources.trail.activations[number]
             if call.function == SEQUENTIAL or call.function.endswith(COMPREHENDED):
                 continue
-            path = self._module(call)
+            path = self._module(call, place)
             if path is None:
                 yield from self._identity(call, spelling, edit.lines[0])
             else:
@@ -221,7 +214,7 @@ class Called:
         found = self._held(called, place.activation, place)
         for number in self._sources.called(place, edit.takes, edit.opened):
             if number not in self._within_calls:
-                path = self._module(self._sources.trail.activations[number])
+                path = self._module(self._sources.trail.activations[number], place)
                 function = self._sources.code(number)
                 nodes = (
                     [n for n in ast.walk(function) if isinstance(n, ast.Call)] if function else []
@@ -246,10 +239,11 @@ class Called:
                     todo += [each for each in modules if each.rpartition(".")[0] == path]
         return found
 
-    def _module(self, call: Activation) -> str | None:
-        """The path of the module whose `forward` a call runs."""
-        made = self._made(call)
-        names = self._sources.at(made, call.caller) if made and call.caller is not None else None
+    def _module(self, call: Activation, place: SourcePlace) -> str | None:
+        """The path of the module whose `forward` a call runs, which a place's text makes, in the
+        turns of its loops."""
+        made, caller = self._made(call), call.caller
+        names = self._sources.at(made, caller, place) if made and caller is not None else None
         func = made.func if isinstance(made, ast.Call) else None
         return self._sources.held_module(func, names) if func and names is not None else None
 

@@ -11,11 +11,21 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-from fusion_advisor.ir.source_trace import Trail
+from fusion_advisor.ir.source_trace import ModuleAttributes, Trail
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, assigned
 
 _CHANGING = {"append", "extend", "insert", "pop", "add_module", "register_module", "update"}
 """Methods that change which modules a container holds."""
+
+_EMPTY = tuple(
+    f"{made}({given})" if made else "[]"
+    for made in ("", "nn.ModuleList", "torch.nn.ModuleList", "ModuleList")
+    for given in ("", "[]")
+)
+"""Lists without elements, as source spells them."""
+
+PARAMETERS = ("weight", "bias")
+"""Parameters that torch's modules may be built without."""
 
 _FLAGS = ("bias", "affine", "elementwise_affine")
 """Arguments that decide which parameters a module of torch has."""
@@ -51,19 +61,39 @@ class Constructors:
         owner = held[".".join(parts[:around])]
         name, *within = parts[around:]
         found = self._given(self._read(owner.file), owner.kind, name)
+        if found is None and within:
+            found, within = self._appended_to(self._read(owner.file), owner.kind, name), within[1:]
         for part in within:
             value = self._part(*found, part) if found else None
             found = self._returned(found[0], value) if found and value else None
         return found
 
     def says_parameters(self, path: str) -> bool:
-        """Whether the call that makes a module spells which parameters that has."""
+        """Whether the class of a module, or the call that makes it, spells which parameters it
+        has."""
+        held = self._trail.modules[path]
+        if held.file and self._always_holds(held):
+            return True
         found = self.of(path)
         return found is not None and all(
             keyword.arg is not None
             and (keyword.arg not in _FLAGS or isinstance(keyword.value, ast.Constant))
             for keyword in found[1].keywords
         )
+
+    def _always_holds(self, held: ModuleAttributes) -> bool:
+        """Whether a class of the user's gives its objects parameters under the names that torch's
+        modules may be built without, and never anything else."""
+        given = dict[str, list[bool]]()
+        for _, owner in self._family(self._read(held.file), held.kind):
+            for node in ast.walk(owner):
+                if isinstance(node, ast.Call) and _called(node) == "register_parameter":
+                    return False
+                for target, value in assigned(node):
+                    if isinstance(target, ast.Attribute) and target.attr in PARAMETERS:
+                        made = isinstance(value, ast.Call) and _called(value) == "Parameter"
+                        given.setdefault(target.attr, []).append(made)
+        return bool(given) and all(made for each in given.values() for made in each)
 
     def length(self, path: str) -> int | None:
         """How many modules a container holds; None where the source does not spell that."""
@@ -113,6 +143,15 @@ class Constructors:
                         found.append(made)
         return found[0] if len(found) == 1 else None
 
+    def _appended_to(self, file: SourceFile, kind: str, name: str) -> _Made | None:
+        """The call whose results a class appends to a list of modules; None where it changes that
+        in any other way."""
+        family = [*self._family(file, kind)]
+        found = [(own, _appended(own, owner, f"self.{name}")) for own, owner in family]
+        made = [(own, value) for own, value in found if value]
+        changed = sum(_changes(own, n, name) for own, owner in family for n in ast.walk(owner))
+        return self._returned(*made[0]) if len(made) == changed == 1 else None
+
     def _returned(self, file: SourceFile, value: ast.expr) -> _Made | None:
         """A call, or the one that a function of these files returns where that is called."""
         if not isinstance(value, ast.Call):
@@ -129,10 +168,14 @@ class Constructors:
 
     def _part(self, file: SourceFile, call: ast.Call, name: str) -> ast.expr | None:
         """Expression that a container has under a name; one for all of a list that is
-        comprehended."""
+        comprehended, or that one expression is appended to."""
         match call.args:
             case [ast.ListComp(elt) | ast.GeneratorExp(elt)] if _called(call) == "ModuleList":
                 return elt
+            case [ast.Name(listed)] if _called(call) == "ModuleList":
+                within = file.enclosing(call)
+                scope = file.parents[within[0]] if within else file.tree
+                return _appended(file, scope, listed)
             case _:
                 return (self._parts(file, call) or {}).get(name)
 
@@ -146,6 +189,27 @@ class Constructors:
             if initial:
                 return _listed(initial[0].args) if len(initial) == 1 else None
         return None
+
+
+def _appended(file: SourceFile, scope: ast.AST, text: str) -> ast.expr | None:
+    """Expression that is appended to a list, which is made empty in a piece of source, in one place
+    of it; None where that does anything else to it."""
+    made, found = list[ast.expr | None](), list[ast.expr]()
+    for node in ast.walk(scope):
+        made += [value for target, value in assigned(node) if ast.unparse(target) == text]
+        if not isinstance(node, ast.Attribute | ast.Subscript) or ast.unparse(node.value) != text:
+            continue
+        match node, file.parents[node]:
+            case ast.Attribute(attr="append"), ast.Call(args=[value]):
+                found.append(value)
+            case ast.Attribute(attr=method), _ if method in _CHANGING:
+                return None
+            case ast.Subscript(ctx=context), _ if not isinstance(context, ast.Load):
+                return None
+            case _:
+                pass
+    empty = [value is not None and ast.unparse(value) in _EMPTY for value in made]
+    return found[0] if empty == [True] and len(found) == 1 else None
 
 
 def _listed(args: Sequence[ast.expr]) -> Parts | None:

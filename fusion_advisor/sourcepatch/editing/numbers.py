@@ -125,6 +125,8 @@ class _Asked:
         self._spelling = SpellingAtPlace(numbers.sources, place, line, names)
         self._names = self._spelling.names
         self._followed: set[tuple[int, Span]] = set()
+        self._in_tensors = False
+        """Whether the numbers are looked for that tensors are made of."""
 
     def within(self, node: ast.AST | None, activation: int) -> Iterator[HeldNumber]:
         """Yield the numbers in the parts of an expression that no other node computes."""
@@ -143,7 +145,15 @@ class _Asked:
 
     def _parts(self, node: ast.AST, activation: int, names: Names) -> Iterator[HeldNumber]:
         if isinstance(node, ast.expr):
-            if self._numbers.computed(activation, span_of(node)):
+            taken = _taken_out(node)
+            if taken and any(
+                self._numbers.computed(activation, span_of(each))
+                for each in ast.walk(taken)
+                if isinstance(each, ast.expr)
+            ):
+                yield from self._taken_out(node, taken, activation, names)
+                return
+            if not self._in_tensors and self._numbers.computed(activation, span_of(node)):
                 return
             if isinstance(node, ast.Name):
                 yield from self._name(node, activation, names)
@@ -160,6 +170,18 @@ class _Asked:
                 return
         for child in ast.iter_child_nodes(node):
             yield from self._parts(child, activation, names)
+
+    def _taken_out(
+        self, node: ast.expr, tensor: ast.expr, activation: int, names: Names
+    ) -> Iterator[HeldNumber]:
+        """Yield the numbers that a tensor is made of out of which an expression takes a number:
+        capturing leaves no other trace of that. Of one that is made of tensors nothing tells."""
+        parts = (n for n in ast.walk(tensor) if isinstance(n, ast.Name | ast.Attribute))
+        if any(self._spelling.tensor(each, activation) is not None for each in parts):
+            yield self._number(node, activation, "object", f"value of {ast.unparse(node)}")
+        before, self._in_tensors = self._in_tensors, True
+        yield from self._parts(tensor, activation, names)
+        self._in_tensors = before
 
     def _spelled(self, node: ast.expr, activation: int) -> str | None:
         """An attribute of a module as the place spells it; None where no name leads there."""
@@ -336,6 +358,17 @@ class _Asked:
         asked = [result.value for result in results if result.value is not None]
         for each in asked:
             yield from self.of(each, returning)
+
+
+def _taken_out(node: ast.expr) -> ast.expr | None:
+    """The operand of what makes a number of a tensor: `x.item()`, `float(x)`."""
+    match node:
+        case ast.Call(ast.Attribute(value, "item" | "tolist")):
+            return value
+        case ast.Call(ast.Name("float" | "int" | "bool"), [value]):
+            return value
+        case _:
+            return None
 
 
 _OF_OBJECTS = ("len", "sum", "min", "max", "int", "float", "abs", "round", "next")

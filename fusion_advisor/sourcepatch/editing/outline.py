@@ -21,7 +21,13 @@ from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.ranks import with_ranks
-from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, Part, TakenOut
+from fusion_advisor.sourcepatch.editing.rewrite import (
+    Edit,
+    NotPlaced,
+    Part,
+    TakenOut,
+    result_name,
+)
 from fusion_advisor.sourcepatch.editing.sequential import folded_call
 from fusion_advisor.sourcepatch.editing.sources import (
     LOOPS,
@@ -31,7 +37,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     span_of,
     stored_in,
 )
-from fusion_advisor.sourcepatch.editing.splice import nested
+from fusion_advisor.sourcepatch.editing.splice import is_first, nested
 from fusion_advisor.support.errors import UsageError
 
 _SAYS = '''"""Calls of kernels. Where one would compute something else, or cannot take what it is
@@ -308,39 +314,95 @@ class Outlines:
                 continue
             own = {n for n, (e, _) in enumerate(pairs) if any(map(region.holds, e.touched))}
             inner = [pairs[number] for number in sorted(own)]
-            beyond = any(not region.holds(span) for edit, _ in inner for span in edit.touched)
-            if beyond or region not in file.expressions:
+            ahead = [e for e, _ in inner if not all(map(region.holds, e.touched))]
+            if len(ahead) > 1 or region not in file.expressions:
                 raise NotPlaced(f"line {region.line}: more than a call of a Sequential is edited")
             conditions = [c for held, each in asked.items() if region.holds(held) for c in each]
             texts = {s: t for edit, _ in nested(file, inner) for s, t in edit.replaced}
-            first, edit = min(own), inner[0][0]
-            function = self._whole(file, edit, region, conditions, texts)
-            package = edit.taken.call.partition(".")[0]
-            call = f"{package}.{self._added(function.wanted, function).called}"
+            first = next(n for n in sorted(own) if pairs[n][0] is (ahead or [inner[0][0]])[0])
+            edit = pairs[first][0]
+            if ahead:
+                made = self._ahead(file, edit, region, conditions, texts)
+            else:
+                made = self._alone(file, edit, region, conditions, texts)
             for number in own:
-                edit, comment = pairs[number]
-                left = ((region, call),) if number == first else ()
-                pairs[number] = replace(edit, replaced=left, inserted=(), kept=()), comment
+                left = replace(pairs[number][0], replaced=(), inserted=(), kept=())
+                pairs[number] = (made if number == first else left), pairs[number][1]
         yield from pairs
 
-    def _whole(
+    def _alone(
         self,
         file: SourceFile,
         edit: Edit,
         region: Span,
         conditions: Sequence[str],
         texts: Mapping[Span, str],
-    ) -> _Whole:
-        statement = file.enclosing(node := file.expressions[region])[-1]
+    ) -> Edit:
+        """An edit of a call of a `Sequential` alone, as one that calls a function of all of it."""
+        node = file.expressions[region]
         called = next(span_of(s) for s in file.body(edit.block) if span_of(s).holds(region))
-        part = Part(span_of(statement), region, result=0)
+        part = Part(span_of(file.enclosing(node)[-1]), region, result=0)
         package = edit.taken.call.partition(".")[0]
-        edit = replace(
+        whole = replace(
             edit, called=called, replaced=((region, ""),), inserted=(), kept=(), guard="",
             taken=TakenOut("", f"{package}.", (), (part,), edit.taken.modules),
         )  # fmt: skip
+        function = self._in_parts(file, whole, conditions)
+        function.gives(_Placing(texts).visit(copy.deepcopy(node)))
+        call = f"{package}.{self._added(function.wanted, function).called}"
+        return replace(edit, replaced=((region, call),), inserted=(), kept=())
+
+    def _ahead(
+        self,
+        file: SourceFile,
+        edit: Edit,
+        region: Span,
+        conditions: Sequence[str],
+        texts: Mapping[Span, str],
+    ) -> Edit:
+        """An edit of statements and of the beginning of a call behind them, as one that calls a
+        function of both: a residual, and the norm that a `Sequential` begins with. NotPlaced where
+        the call may not be made as early."""
+        body, node = file.body(edit.block), file.expressions[region]
+        own = [(s, t) for s, t in (*edit.replaced, *edit.inserted) if not region.holds(s)]
+        begun = [t for s, t in edit.replaced if region.holds(s)]
+        package = edit.taken.call.partition(".")[0]
+        calls = [(s, each) for s, t in own if (each := _unpacking(t, begun))]
+        if len(calls) != 1 or len(begun) != 1:
+            raise NotPlaced(f"line {region.line}: more than the beginning of a call is edited")
+        (at, line), name = calls[0], begun[0]
+        numbers = [next(n for n, s in enumerate(body) if span_of(s).holds(p)) for p in (at, region)]
+        gone = {span for span, text in own if not text}
+        between = [s for s in body[numbers[0] + 1 : numbers[1]] if span_of(s) not in gone]
+        value = getattr(body[numbers[1]], "value", None)
+        if between or value is None or not is_first(node, value):
+            raise NotPlaced(f"line {region.line}: a call that is edited in part may not be earlier")
+        function_of = file.function(edit.block)
+        out = result_name(node, function_of, names_in(function_of))
+        parts = [p for p in edit.taken.parts if not region.holds(p.node)]
+        result = next(p.result for p in edit.taken.parts if region.holds(p.node))
+        parts.append(Part(span_of(body[numbers[1]]), region, result=result))
+        whole = replace(
+            edit, replaced=(*own, (region, out)), inserted=(), guard="", opened=(),
+            taken=replace(edit.taken, kernel="", parts=tuple(parts)),
+        )  # fmt: skip
+        function = self._in_parts(file, whole, conditions)
+        function.gives_behind(line, name, _Placing(texts).visit(copy.deepcopy(node)))
+        targets = [out if each == name else each for each in map(ast.unparse, _elements(line))]
+        call = f"{package}.{self._added(function.wanted, function).called}"
+        text = f"{', '.join(targets)} = {call}"
+        left = [(span, text if span == at else each) for span, each in edit.replaced]
+        return replace(
+            edit,
+            replaced=(*((s, t) for s, t in left if not region.holds(s)), (region, out)),
+            inserted=tuple((s, text if s == at else t) for s, t in edit.inserted),
+            kept=tuple(span for span in edit.kept if not region.holds(span)),
+        )
+
+    def _in_parts(self, file: SourceFile, edit: Edit, conditions: Sequence[str]) -> _Whole:
+        """The function of an edit of a call that goes through a `Sequential`."""
         function = _Whole(file, edit, self._imports, self._kernels, self.functions, "", every=True)
-        function.ask(conditions, _Placing(texts).visit(copy.deepcopy(node)))
+        function.ask(conditions)
         function.imports["torch"] = "import torch"
         return function
 
@@ -528,7 +590,7 @@ class _Function(ast.NodeTransformer):
             lines = fill(given, _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
             call = f"({fused} := {launcher}(\n{indent(lines, ' ' * 8)}\n    )) is None"
         self._asks.append(call)
-        self._ends = f"return {fused}"
+        self._ends = f"return {fused}{self._taken.viewed}"
 
     def text(self, name: str) -> str:
         """The function, under a name."""
@@ -657,6 +719,7 @@ class _Function(ast.NodeTransformer):
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 behind = looped or node.lineno > statement.lineno
+                behind = behind and not span_of(statement).holds(span_of(node))
                 stays = behind and not self._edit.takes(span_of(node))
                 if stays and node.id in stored_in(statement) - given:
                     raise NotPlaced(f"`{node.id}` is bound in a branch, and read behind it")
@@ -951,10 +1014,28 @@ class _Whole(_Function):
         callee, _ = next(calls).containers[-1]
         return f"{_word(_expression(callee), self._taken.modules).lstrip('_')}_in_parts"
 
-    def ask(self, conditions: Iterable[str], left: ast.AST) -> None:
-        """Give it the conditions, and what is left of the expression."""
+    def ask(self, conditions: Iterable[str]) -> None:
+        """Give it the conditions."""
         self._asks = [self._asked(_expression(each)) for each in conditions]
+
+    def gives(self, left: ast.AST) -> None:
+        """Give it what is left of the expression."""
         self._ends = f"return {self._written(left)}"
+
+    def gives_behind(self, line: ast.Assign, name: str, left: ast.AST) -> None:
+        """Give it the statement that calls the kernel, and what is left of the expression, which
+        reads a name of that."""
+        assert isinstance(line.value, ast.Call)
+        self._at = None
+        given = ", ".join(self._operand(ast.unparse(each)) for each in line.value.args)
+        targets = [*map(ast.unparse, _elements(line))]
+        called = self._written(line.value.func)
+        made = f"{', '.join(map(self._renamed, targets))} = {called}({given})"
+        self._at = self._number(self._parts[-1].statement)
+        self._locals.add(name)
+        self._own = {name}
+        results = [self._written(left) if each == name else self._renamed(each) for each in targets]
+        self._ends = f"{made}\nreturn {', '.join(results)}"
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """An attribute: of a `Sequential` that a name holds it is read in the function."""
@@ -964,9 +1045,27 @@ class _Whole(_Function):
         return super().visit_Attribute(node)
 
     def _statements(self) -> Iterator[str]:
+        if len(self._parts) > 1:
+            yield from super()._statements()
+            return
         (part,) = self._parts
         self._at = self._number(part.statement)
         yield f"return {self._written(self._file.expressions[part.node])}"
+
+
+def _elements(line: ast.Assign) -> list[ast.expr]:
+    """The targets of `a, b = ...`."""
+    (target,) = line.targets
+    return target.elts if isinstance(target, ast.Tuple) else [target]
+
+
+def _unpacking(text: str, names: Sequence[str]) -> ast.Assign | None:
+    """The statement `a, b = kernel(...)` that a text is, where it binds some names."""
+    match ast.parse(text).body:
+        case [ast.Assign([ast.Tuple(targets)], ast.Call(keywords=[])) as line]:
+            return line if {*names} <= {*map(ast.unparse, targets)} else None
+        case _:
+            return None
 
 
 def _storing(statement: ast.stmt, elements: Mapping[Span, tuple[ast.Name, ast.expr]]) -> ast.Assign:

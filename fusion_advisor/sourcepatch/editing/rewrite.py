@@ -39,6 +39,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     spelled,
     stored_in,
 )
+from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace
 from fusion_advisor.support.errors import AdvisorError
 
 
@@ -67,6 +68,8 @@ class KernelCall:
     line: str = ""
     names: tuple[tuple[str, int], ...] = ()
     only_dtype: bool = False
+    viewed: str = ""
+    """Text behind the call of a kernel with one result, which is a view of that."""
     numbers: Callable[[SourcePlace, int, Mapping[str, str]], Sequence[str]] = _no_numbers
     """The texts of the numbers that it takes behind its tensors, at a line of a place where some
     names are bound."""
@@ -75,7 +78,7 @@ class KernelCall:
         """Its text; `texts` are those of the inputs. NotPlaced where one would be computed more
         than once."""
         if not self.line:
-            return f"{self.name}({', '.join(texts)})"
+            return f"{self.name}({', '.join(texts)}){self.viewed}"
         given = {name: texts[number] for name, number in self.names}
         tree = ast.parse(self.line, mode="eval").body
         read = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
@@ -121,7 +124,7 @@ class Part:
 class TakenOut:
     """Parts that an edit takes out of the source, and the call that stands for them: its text, with
     those of its operands. `modules` are names that hold modules there, `views` operands for which
-    nothing is launched."""
+    nothing is launched; what is put there is what the call gives, `viewed` so."""
 
     kernel: str
     call: str
@@ -129,6 +132,7 @@ class TakenOut:
     parts: tuple[Part, ...]
     modules: frozenset[str]
     views: frozenset[str] = frozenset()
+    viewed: str = ""
 
 
 @dataclass(frozen=True)
@@ -350,6 +354,7 @@ class _Rewriter:
         self._body += self._as_it_ran(self._block)
         self._require_own_writes()
         tops = [top for statement in self._statements() for top in self._tops(statement)]
+        tops += self._made_in_branches(tops)
         results = [top for top in tops if top.value in self._call.outputs]
         missing = set(self._call.outputs) - {top.value for top in results}
         if missing:
@@ -406,6 +411,7 @@ class _Rewriter:
                 tuple(self._parts(tops, texts, replaced)),
                 frozenset(n for n, w in self._names(first.statement).items() if w[:1] == ":"),
                 frozenset(self._text(o) for t in tops for o in t.leaves if self._only_views(o)),
+                self._call.viewed,
             ),
         )
 
@@ -492,14 +498,15 @@ class _Rewriter:
         what is taken out, in their order: one may be asked only where those before let it."""
         first = self._names(self._block[start])
         for statement in sorted((*self._branches, *self._dropped), key=lambda each: each.lineno):
-            names, read = self._names(statement), names_in(statement.test)
+            test = self._asked(statement)
+            names, read = self._names(statement), names_in(test)
             before = [s for s in self._block[start:] if s.lineno < statement.lineno]
             bound = {n for s in before for n in stored_in(s)}
             same = all(first.get(name) == names.get(name) for name in read)
             told = same and not any(name in bound for name in read - first.keys())
             ran = statement in self._branches and self._branch(statement) is statement.body
-            texts = [*map(ast.unparse, otherwise(statement.test, held=ran))]
-            plain = told and _is_plain(statement.test)
+            texts = [*map(ast.unparse, otherwise(test, held=ran))]
+            plain = told and _is_plain(test)
             if not plain or any(" or " in text for text in texts):
                 raise NotPlaced(f"line {statement.lineno}: what it asks cannot be asked before")
             stays = (s for s in self._block if replaced.get(span_of(s)) != "")
@@ -507,6 +514,31 @@ class _Rewriter:
             if _objects(statement.test) & {name for s in between for name in _altered(s)}:
                 raise NotPlaced(f"line {statement.lineno}: what it asks changes before the call")
             yield from texts
+
+    def _asked(self, statement: ast.If) -> ast.expr:
+        """Condition of an `if`, with what functions return that do nothing else in place of their
+        calls."""
+        spelling = SpellingAtPlace(self._sources, self._place, statement.lineno)
+        own = self._place.activation
+        calls = {
+            span_of(each): self._sources.calls.get((own, span_of(each)), ())
+            for each in ast.walk(statement.test)
+            if isinstance(each, ast.Call)
+        }
+        spelling.called = frozenset(number for numbers in calls.values() for number in numbers)
+        return (spelling.of(statement.test, own) if spelling.called else None) or statement.test
+
+    def _made_in_branches(self, tops: Sequence[_Top]) -> Iterator[_Top]:
+        """Yield the statements of branches that store views which operands are, and nothing else:
+        the operand is made where the kernel is called."""
+        known = [top.statement for top in tops]
+        for each in (each for branched in self._branches for each in self._branch(branched)):
+            value = getattr(each, "value", None)
+            targets = _targets(each) if isinstance(each, ast.Assign) else None
+            if each in known or value is None or not targets or not self._only_views(value):
+                continue
+            if (made := self._value(value)) in self._call.inputs and made not in self._call.outputs:
+                yield _Top(each, value, made, [value])
 
     def _tops(self, statement: ast.stmt) -> list[_Top]:
         """The outermost expressions of a statement that belong to the group."""
@@ -781,7 +813,7 @@ class _Rewriter:
                 made[ref] = name
                 replaced[span_of(top.statement)] = ""
                 continue
-            made[ref] = _result_name(top.node, self._function, taken)
+            made[ref] = result_name(top.node, self._function, taken)
             replaced[span_of(top.node)] = self._assigned(top, made[ref])
         line = f"{', '.join(made[ref] for ref in self._call.outputs)} = {text}"
         if replaced.get(span_of(first.statement)) == "":
@@ -1143,7 +1175,7 @@ _OPERATION: dict[type[ast.operator], str] = {
 }
 
 
-def _result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> str:
+def result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> str:
     """Name for what an expression gives, by what it calls, with its number among those of that word
     in its function: no other expression has it."""
 
@@ -1151,6 +1183,8 @@ def _result_name(node: ast.AST, function: ast.AST, taken: Collection[str]) -> st
         match of:
             case ast.Call(ast.Name(called) | ast.Attribute(attr=called)):
                 return f"{called.strip('_')}_out"
+            case ast.Call(ast.Subscript(held)):
+                return word(ast.Call(held, [], []))
             case ast.Attribute(ast.Call(), named):
                 return f"{named}_out"
             case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _OPERATION:

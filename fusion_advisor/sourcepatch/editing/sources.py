@@ -435,6 +435,8 @@ class Sources:
         self._modules: dict[int, str] = {}
         self._begun: dict[int, Block] = {}
         self._turns: dict[tuple[int, Span], int] = {}
+        self._called_in: dict[int, frozenset[SourcePlace]] = {}
+        """The places of its caller that each call stands in, in the turns of their loops."""
         self._known: dict[tuple[SourcePlace, Span, bool], frozenset[int]] = {}
         self._described: dict[str, str] = {}
         self._walk()
@@ -608,6 +610,7 @@ class Sources:
             if call.caller is None or call.place is None:
                 continue
             here = call.caller == place.activation and taken(call.place)
+            here = here and (not place.turns or place in self._called_in.get(number, (place,)))
             inner = call.caller in found and not self.opens(opened, call.caller, call.place)
             if here or inner:
                 found.add(number)
@@ -699,9 +702,12 @@ class Sources:
     def _walk(self) -> None:
         evaluating = self._evaluating()
         for number, step in enumerate(self.trail.steps):
+            call = self.trail.activations[step.activation]
+            if step.activation not in self._called_in and call.caller is not None and call.place:
+                stands = self.within(call.caller, call.place)
+                self._called_in[step.activation] = frozenset(stands)
             if isinstance(step, Moment):
                 self.standing.append({})
-                call = self.trail.activations[step.activation]
                 if (call.file, call.function) in evaluating:
                     self._moment(step)
                 continue

@@ -21,6 +21,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     attribute,
     held_path,
     names_in,
+    span_of,
     spelled,
 )
 
@@ -38,6 +39,10 @@ _ASKING = {
 class SpellingAtPlace:
     """Expressions as a line of a place spells them, where `names` are bound (None: those of the
     source); `given` has texts of tensors that a function beside the kernels could ask."""
+
+    called: frozenset[int] = frozenset()
+    """Calls whose functions are asked for: what one returns stands for it, `x is not None` for
+    `exists(x)`."""
 
     def __init__(
         self,
@@ -59,13 +64,33 @@ class SpellingAtPlace:
             case ast.Name():
                 return self._name(node, activation)
             case ast.Call(ast.Name(name) | ast.Attribute(attr=name)) if name not in _ASKING:
-                return None
+                return self._returned_by(node, activation)
             case ast.Lambda() | ast.NamedExpr() | ast.Await() | ast.Yield() | ast.YieldFrom():
                 return None
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
                 return None
             case _:
                 return self._alike(node, activation) or self._filled(node, activation)
+
+    def calls(self, node: ast.expr, activation: int) -> list[int]:
+        """The calls of an expression whose functions are asked for."""
+        made = self.sources.calls.get((activation, span_of(node)), ())
+        return [call for call in made if call in self.called]
+
+    def _returned_by(self, node: ast.expr, activation: int) -> ast.expr | None:
+        """Expression that the function of a call returns, where it does nothing else."""
+        found = dict[str, ast.expr]()
+        for call in self.calls(node, activation):
+            function = self.sources.code(call)
+            match function.body if function else []:
+                case [ast.Return(ast.expr() as value)] | [
+                    ast.Expr(ast.Constant()),
+                    ast.Return(ast.expr() as value),
+                ] if made := self.of(value, call):
+                    found[ast.unparse(made)] = made
+                case _:
+                    return None
+        return next(iter(found.values())) if len(found) == 1 else None
 
     def _filled(self, node: ast.expr, activation: int) -> ast.expr | None:
         made = copy.copy(node)

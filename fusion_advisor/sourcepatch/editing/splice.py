@@ -299,9 +299,7 @@ class KernelCalls:
         ours = [n for n in order if isinstance(n, ast.Call) and self._is_ours(n)]
         taken = (n for n in ours if any(n in ast.walk(other) for other in ours if other is not n))
         for each in taken:
-            own = {*ast.walk(each)}
-            before = (node for node in order[: order.index(each)] if node not in own)
-            if all(isinstance(node, _PLAIN) for node in before):
+            if is_first(each, value):
                 return each
         return None
 
@@ -404,6 +402,14 @@ def _each(node: cst.CSTNode) -> cst.CSTNode:
 
 def _new_line(indented: str) -> cst.ParenthesizedWhitespace:
     return cst.ParenthesizedWhitespace(indent=True, last_line=cst.SimpleWhitespace(indented))
+
+
+def is_first(node: ast.AST, whole: ast.AST) -> bool:
+    """Whether a part of an expression may as well be evaluated before all else of it."""
+    order, own = [*_in_order(whole)], {*ast.walk(node)}
+    if node not in order:
+        return False
+    return all(isinstance(n, _PLAIN) for n in order[: order.index(node)] if n not in own)
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
