@@ -1762,3 +1762,26 @@ def test_one_group_serves_all_sizes_where_each_would_have_another(tmp_path: Path
     )
     assert patch.patch.refused == {}
     assert patch.saved_us > 0.85 * patch.free_us
+
+
+def test_a_module_that_may_be_another_is_given_whole(tmp_path: Path) -> None:
+    """Another one may lack the attributes that the kernel takes."""
+    patch = made(
+        tmp_path,
+        """
+        def normed(x, norm):
+            return torch.tanh(norm(x)) * 2
+
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(1024)
+
+            def forward(self, x):
+                return normed(x, self.norm)
+        """,
+    )
+    assert "_or_eager(x, norm)" in changed(patch)
+    asked = asking(patch)
+    assert asked.index("type(norm) is not") < asked.index("norm.weight")

@@ -59,7 +59,7 @@ _HELD = (
     ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp,
     ast.expr_context, ast.unaryop,
 )  # fmt: skip
-"""Expressions that compute nothing, however often they are evaluated."""
+"""Expressions that compute nothing, however often they are evaluated, numbers aside."""
 _RENAMING = ast.Module, ast.Assign, ast.Pass, ast.Name, ast.Constant, ast.Tuple, ast.expr_context
 """Statements that do nothing but bind names, and can fail in no way."""
 
@@ -567,6 +567,9 @@ class _Function(ast.NodeTransformer):
         """Names for operands that the function computes, where a condition asks for them."""
         self._unbound: dict[str, str] = {}
         """Names that no condition has bound yet, with what they are bound to."""
+        self._exchanged = _asked_for(edit.conditions)
+        """Names of modules that may be of another class, which may lack what is asked behind
+        that."""
         self._opened = {each.text: self._written_there(each.text) for each in edit.opened}
         """Operands that the function computes, in its own names."""
         operands = [self._operand(text) for text in self._taken.operands]
@@ -773,7 +776,7 @@ class _Function(ast.NodeTransformer):
             return self._opened[text]
         if text in self._leaves.values() and not text.isidentifier():
             return self._parameter(text, _word(node, self._taken.modules))
-        held = all(isinstance(each, _HELD) for each in ast.walk(node))
+        held = all(isinstance(each, _HELD) or _is_number(each) for each in ast.walk(node))
         if self._sometimes and not (held or self._is_asked_for(text)):
             raise NotPlaced(f"`{text}` may not be computed")
         return self._written(node)
@@ -884,7 +887,7 @@ class _Function(ast.NodeTransformer):
         if isinstance(root, ast.Name) and root.id in self._taken.modules:
             if self._is_made(root.id):
                 raise NotPlaced(f"`{root.id}` is bound between them")
-            if self._sometimes:
+            if self._sometimes or root.id in self._exchanged:
                 return self.generic_visit(node)
             return _named(self._parameter(f"{root.id}.{node.attr}", node.attr), node)
         return self.generic_visit(node)
@@ -1142,6 +1145,29 @@ def _may_leave(statement: ast.If) -> bool:
 
 def _in_a_loop(file: SourceFile, statement: ast.stmt) -> bool:
     return any(isinstance(each, LOOPS) for each in file.enclosing(statement))
+
+
+def _asked_for(conditions: Iterable[str]) -> set[str]:
+    """Names of which conditions ask the class, or what a call of them runs."""
+    found = set[str]()
+    for node in (each for text in conditions for each in ast.walk(_expression(text))):
+        match node:
+            case ast.Call(ast.Name("type"), [ast.Name(name)]) | ast.Attribute(
+                ast.Name(name), "forward"
+            ):
+                found.add(name)
+            case _:
+                pass
+    return found
+
+
+def _is_number(node: ast.AST) -> bool:
+    """Whether a node computes with numbers alone, those of a tensor's sizes included."""
+    match node:
+        case ast.Call(ast.Attribute(ast.Name("math")) | ast.Attribute(attr="size" | "dim")):
+            return True
+        case _:
+            return isinstance(node, ast.BinOp | ast.operator)
 
 
 def _expression(text: str) -> ast.expr:
