@@ -1785,3 +1785,21 @@ def test_a_module_that_may_be_another_is_given_whole(tmp_path: Path) -> None:
     assert "_or_eager(x, norm)" in changed(patch)
     asked = asking(patch)
     assert asked.index("type(norm) is not") < asked.index("norm.weight")
+
+
+def test_a_result_that_is_one_of_a_tuple(tmp_path: Path) -> None:
+    """A name that holds the tuple is not the result's."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x, y):
+                z = torch.tanh(x) * 2
+                both = y, (z * z).mean(-1)
+                return both, torch.exp(z) + both[1][..., None]
+        """,
+        count=2,
+    )
+    changed(patch)
+    texts = [t for path, t in patch.patch.after.items() if path.name == ASKING]
+    assert not any("return both" in text or ", both" in text for text in texts)

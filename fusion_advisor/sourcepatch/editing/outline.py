@@ -977,7 +977,8 @@ class _Function(ast.NodeTransformer):
         if elements := self._elements(statement):
             return {name.id for name, _ in elements.values()}
         value = getattr(statement, "value", None) or statement
-        each = value.elts if isinstance(value, ast.Tuple) else ()
+        several = isinstance(value, ast.Tuple) and len(stored_in(statement)) > 1
+        each = value.elts if isinstance(value, ast.Tuple) and several else ()
         nodes = {span_of(node) for node in (statement, value, *each)}
         parts = [p for p in self._parts if p.statement == span_of(statement)]
         own = [p for p in parts if p.node in nodes or p.viewed]
