@@ -784,8 +784,8 @@ def _agreed(
         key = launched(flow, launches)
         if key not in known:
             known[key] = placement.judged(decided(launches))
-        why = refused.get(key, "")
-        if any(alone.get(number, own) != own for own in [ops(key)] for number in key):
+        why, own = refused.get(key, ""), ops(key)
+        if any(alone.get(number, own) != own for number in key):
             why = "other calls of its lines save more with another group"
         return replace(known[key], unplaced=why) if why else known[key]
 

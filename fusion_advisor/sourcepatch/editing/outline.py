@@ -302,7 +302,8 @@ class Outlines:
     ) -> Iterator[tuple[Edit, str]]:
         """Yield the edits of a file with their comments, those that take out a part of a call of a
         `Sequential` as one that calls a function, which asks first whether that still runs what it
-        ran. NotPlaced where it lies in no one expression."""
+        ran. NotPlaced where the part lies in no one expression, and is no beginning of one behind
+        other statements of its edit."""
         pairs = [*edits]
         asked = dict[Span, dict[str, None]]()
         for edit, _ in pairs:
@@ -319,12 +320,9 @@ class Outlines:
                 raise NotPlaced(f"line {region.line}: more than a call of a Sequential is edited")
             conditions = [c for held, each in asked.items() if region.holds(held) for c in each]
             texts = {s: t for edit, _ in nested(file, inner) for s, t in edit.replaced}
-            first = next(n for n in sorted(own) if pairs[n][0] is (ahead or [inner[0][0]])[0])
-            edit = pairs[first][0]
-            if ahead:
-                made = self._ahead(file, edit, region, conditions, texts)
-            else:
-                made = self._alone(file, edit, region, conditions, texts)
+            first = next(n for n in sorted(own) if not ahead or pairs[n][0] is ahead[0])
+            together = self._ahead if ahead else self._alone
+            made = together(file, pairs[first][0], region, conditions, texts)
             for number in own:
                 left = replace(pairs[number][0], replaced=(), inserted=(), kept=())
                 pairs[number] = (made if number == first else left), pairs[number][1]
@@ -370,7 +368,7 @@ class Outlines:
         calls = [(s, each) for s, t in own if (each := _unpacking(t, begun))]
         if len(calls) != 1 or len(begun) != 1:
             raise NotPlaced(f"line {region.line}: more than the beginning of a call is edited")
-        (at, line), name = calls[0], begun[0]
+        (at, (targets, kernel)), name = calls[0], begun[0]
         numbers = [next(n for n, s in enumerate(body) if span_of(s).holds(p)) for p in (at, region)]
         gone = {span for span, text in own if not text}
         between = [s for s in body[numbers[0] + 1 : numbers[1]] if span_of(s) not in gone]
@@ -387,10 +385,9 @@ class Outlines:
             taken=replace(edit.taken, kernel="", parts=tuple(parts)),
         )  # fmt: skip
         function = self._in_parts(file, whole, conditions)
-        function.gives_behind(line, name, _Placing(texts).visit(copy.deepcopy(node)))
-        targets = [out if each == name else each for each in map(ast.unparse, _elements(line))]
+        function.gives_behind(targets, kernel, name, _Placing(texts).visit(copy.deepcopy(node)))
         call = f"{package}.{self._added(function.wanted, function).called}"
-        text = f"{', '.join(targets)} = {call}"
+        text = f"{', '.join(out if each == name else each for each in targets)} = {call}"
         left = [(span, text if span == at else each) for span, each in edit.replaced]
         return replace(
             edit,
@@ -1026,14 +1023,14 @@ class _Whole(_Function):
         """Give it what is left of the expression."""
         self._ends = f"return {self._written(left)}"
 
-    def gives_behind(self, line: ast.Assign, name: str, left: ast.AST) -> None:
-        """Give it the statement that calls the kernel, and what is left of the expression, which
-        reads a name of that."""
-        assert isinstance(line.value, ast.Call)
+    def gives_behind(
+        self, targets: Sequence[str], kernel: ast.Call, name: str, left: ast.AST
+    ) -> None:
+        """Give it the kernel's call, whose results have names, and what is left of the expression,
+        which reads one of these."""
         self._at = None
-        given = ", ".join(self._operand(ast.unparse(each)) for each in line.value.args)
-        targets = [*map(ast.unparse, _elements(line))]
-        called = self._written(line.value.func)
+        given = ", ".join(self._operand(ast.unparse(each)) for each in kernel.args)
+        called = self._written(kernel.func)
         made = f"{', '.join(map(self._renamed, targets))} = {called}({given})"
         self._at = self._number(self._parts[-1].statement)
         self._locals.add(name)
@@ -1057,17 +1054,13 @@ class _Whole(_Function):
         yield f"return {self._written(self._file.expressions[part.node])}"
 
 
-def _elements(line: ast.Assign) -> list[ast.expr]:
-    """The targets of `a, b = ...`."""
-    (target,) = line.targets
-    return target.elts if isinstance(target, ast.Tuple) else [target]
-
-
-def _unpacking(text: str, names: Sequence[str]) -> ast.Assign | None:
-    """The statement `a, b = kernel(...)` that a text is, where it binds some names."""
+def _unpacking(text: str, names: Sequence[str]) -> tuple[list[str], ast.Call] | None:
+    """The names and the call of `a, b = kernel(...)`, where some names are among them; None for
+    another text."""
     match ast.parse(text).body:
-        case [ast.Assign([ast.Tuple(targets)], ast.Call(keywords=[])) as line]:
-            return line if {*names} <= {*map(ast.unparse, targets)} else None
+        case [ast.Assign([ast.Tuple(targets)], ast.Call(keywords=[]) as call)]:
+            bound = [*map(ast.unparse, targets)]
+            return (bound, call) if {*names} <= {*bound} else None
         case _:
             return None
 

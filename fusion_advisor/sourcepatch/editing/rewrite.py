@@ -520,12 +520,12 @@ class _Rewriter:
         calls."""
         spelling = SpellingAtPlace(self._sources, self._place, statement.lineno)
         own = self._place.activation
-        calls = {
-            span_of(each): self._sources.calls.get((own, span_of(each)), ())
+        spelling.called = frozenset(
+            number
             for each in ast.walk(statement.test)
             if isinstance(each, ast.Call)
-        }
-        spelling.called = frozenset(number for numbers in calls.values() for number in numbers)
+            for number in self._sources.calls.get((own, span_of(each)), ())
+        )
         return (spelling.of(statement.test, own) if spelling.called else None) or statement.test
 
     def _made_in_branches(self, tops: Sequence[_Top]) -> Iterator[_Top]:
