@@ -66,6 +66,12 @@ class Dataflow:
     """Expressions of the source that each node is made in, by the blocks that these stand in, the
     outermost first; () where no source is read."""
 
+    called_together: Mapping[tuple[int, ...], Sequence[tuple[int, ...]]] = field(
+        default_factory=dict[tuple[int, ...], Sequence[tuple[int, ...]]]
+    )
+    """Sets of launches that one launcher may have although no tensor is between them, for one call
+    of the source gives the results of all; each with the sets that are connected."""
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         return self.annotated.graph.nodes

@@ -75,11 +75,11 @@ class Recorder:
         self._paths = {id(vars(child)): name for name, child in module.named_modules()}
         """By their attributes: torch's tracers put others in the place of modules, with the same
         attributes, where one is shared."""
-        self._packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
+        self._files = {type(child).__module__ for child in module.modules()}
         self._placeholders: dict[Any, int] = {}
         self._numbers: dict[int, int] = {}
         self._frames: list[FrameType] = []  # alive, so that no other frame takes their place
-        self._followed: dict[CodeType, bool] = {}  # asked of every call that Python makes
+        self._followed: dict[CodeType, bool | str] = {}  # asked of every call that Python makes
         self._activations: list[Activation] = []
         self._steps: list[Evaluation | Chosen | Moment] = []
         self._chosen: dict[int, frozenset[Span]] = {}
@@ -129,6 +129,8 @@ class Recorder:
         caller = frame.f_back
         while caller is not None and id(caller) not in self._numbers:
             caller = caller.f_back
+        if isinstance(follows, str) and (caller is None or _package(caller) != follows):
+            return None
         runs_modules = code is _SEQUENTIAL
         if runs_modules and (caller is None or _has_hooks(frame.f_locals["self"])):
             return None
@@ -153,15 +155,18 @@ class Recorder:
             self._steps.append(Moment(self._numbers[id(frame)], frame.f_lineno, names))
         return self._turn
 
-    def _follows(self, frame: FrameType) -> bool:
-        """Whether a frame runs the user's code, or the code of a package that a module is from."""
+    def _follows(self, frame: FrameType) -> bool | str:
+        """Whether a frame runs the user's code, or that of a file of a package that a module is
+        from; the package's name for code that such a file may call. What the user's code calls of a
+        package, `einops.rearrange`, is an operation to it, as what it calls of torch is."""
         if frame.f_code is _SEQUENTIAL:
             return True
-        file = frame.f_code.co_filename
+        file, own = frame.f_code.co_filename, frame.f_globals.get("__name__")
         if not has_source(file):
             return False
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        return package in self._packages or is_user(file)
+        package = _package(frame)
+        from_there = any(_top(each) == package for each in self._files)
+        return own in self._files or is_user(file) or (from_there and package)
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         number = self._numbers[id(frame)]
@@ -200,6 +205,15 @@ class Recorder:
             return f"@{self._placeholders[node]}"
         number = marked(node.stack_trace)
         return None if number is None else f"#{number}"
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _package(frame: FrameType) -> str:
+    """The package that a frame's code is from."""
+    return _top(str(frame.f_globals.get("__name__")))
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
@@ -311,7 +325,8 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
     given = vars(module).keys() & {*_given(cls)}
     kept = named | given
-    values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in kept}
+    held = (pair for each in (*classes, vars(module)) for pair in each.items())
+    values = {n: v.__func__ if isinstance(v, staticmethod) else v for n, v in held if n in kept}
     for name, value in [*values.items()]:
         if not isinstance(value, (torch.nn.Module, torch.Tensor, type)):
             within: dict[str, Any] = getattr(value, "__dict__", {})

@@ -125,6 +125,9 @@ def _links(flow: Dataflow, chosen: Sequence[int]) -> Iterable[tuple[int, int]]:
                 if key in siblings:
                     yield i, siblings[key]
                 siblings[key] = i
+    for together in flow.called_together:
+        if wanted.issuperset(together):
+            yield from ((i, together[0]) for i in together[1:])
 
 
 def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:

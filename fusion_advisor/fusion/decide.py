@@ -97,7 +97,9 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
         expressed = lower_region(flow, border)
     except NotExpressible as problem:
         return Subject(flow, chosen, border, None, None, problem, rulebook)
-    planned = plan(expressed.region, flow.annotated.device, rulebook)
+    planned = plan(
+        expressed.region, flow.annotated.device, rulebook, apart=chosen in flow.called_together
+    )
     return Subject(flow, chosen, border, expressed, planned, None, rulebook)
 
 

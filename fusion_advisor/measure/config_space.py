@@ -98,7 +98,7 @@ def _first_steps(own: Plan, subject: Subject, rulebook: Rulebook) -> dict[Move, 
 
 def _planned(own: Plan, subject: Subject, rulebook: Rulebook) -> Plan | None:
     """Plan of the same schedule under other rules; None where the schedule refuses."""
-    plans = plan(own.region, subject.device, rulebook).plans
+    plans = plan(own.region, subject.device, rulebook, apart=subject.apart).plans
     return next((each for each in plans if each.schedule == own.schedule), None)
 
 

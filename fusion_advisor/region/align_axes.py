@@ -17,25 +17,36 @@ from fusion_advisor.region.exprs import needed
 
 
 def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
-    """Unify the axes of each reduction that no result has with axes of the results, the innermost
-    first: all of these, or none. No value may then depend on one axis in two ways."""
+    """Unify the axes of each reduction that no result has with axes of the results made of it, the
+    innermost first: all of these, or none. No value may then depend on one axis in two ways."""
     resolve = builder.axes.resolve
-    kept = tuple(
-        dict.fromkeys(a for v in results for dim in v.dims[::-1] for a in resolve(dim)[::-1])
-    )
-    sizes = {builder.axes.sizes[axis] for axis in kept}
+    every = _kept(builder, results)
+    made = [needed(builder.exprs, [value.id]) for value in results]
+    bound = dict[AxisList, dict[int, Value]]()
+    for number, value in enumerate(results):
+        for n in made[number]:
+            if builder.exprs[n].op == "reduce":
+                bound.setdefault(resolve(builder.exprs[n].axes), {})[number] = value
     live = needed(builder.exprs, [value.id for value in results])
-    bound = {resolve(builder.exprs[n].axes) for n in live if builder.exprs[n].op == "reduce"}
     for axes in sorted(bound):
-        apart = all(other == axes or not {*other} & {*axes} for other in bound)
-        missing = tuple(axis for axis in axes if axis not in kept)
+        own = [*bound[axes].values()]
+        kept = _kept(builder, own)
+        sizes = {builder.axes.sizes[axis] for axis in kept}
+        missing = tuple(axis for axis in axes if axis not in every)
+        apart = all(other == axes or not {*other} & {*missing} for other in bound)
         if not apart or not missing:
             continue
         if all(builder.axes.sizes[a] in sizes for a in missing):
             _rename(builder, missing, kept, _together(builder, live))
         elif len(axes) == 1:
-            runs = {run for value in results for run in _runs(map(resolve, value.dims))}
+            runs = {run for value in own for run in _runs(map(resolve, value.dims))}
             _split(builder, axes[0], sorted(runs), _together(builder, live))
+
+
+def _kept(builder: Builder, results: Iterable[Value]) -> AxisList:
+    """Axes of some results, the innermost of each first."""
+    dims = (dim for value in results for dim in value.dims[::-1])
+    return tuple(dict.fromkeys(a for dim in dims for a in builder.axes.resolve(dim)[::-1]))
 
 
 def _rename(

@@ -137,7 +137,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "tan": _library("tan"),
     "tanh": Primitive(
         "narrow_tanh({0})",
-        precise="libdevice.tanh({0})",
+        precise="wide_tanh({0})",
         double="libdevice.tanh({0})",
         special=True,
     ),
@@ -207,5 +207,5 @@ LIBRARY = frozenset(
     if "libdevice" in primitive.text + primitive.precise and not name.startswith("exp")
 )
 """Functions of the math library whose code is long; the code of the exponential is short."""
-LONG = LIBRARY | {"sigmoid"}
+LONG = LIBRARY | {"sigmoid", "tanh"}
 """Primitives of many instructions, of the library or of this package."""

@@ -6,13 +6,14 @@ after the other within each lane.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
-from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
+from fusion_advisor.schedules.layout import Access, accesses, collapse, leading, ordered
 from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes, walked_nearby
 
 NAME = "flat"
@@ -38,7 +39,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     results = prod(region.sizes[axis] for axis in space)
     each = _each(walked_nearby(loads, serial, region.sizes) if serial else None, device, rulebook)
     widest = max((access.tensor.itemsize for access in everything), default=1)
-    if results % max(widest, 2):
+    if results % max(widest, 2) or _steps_over(loads, axes, results):
         each = min(each, numbers.single_elements_per_thread.count)
     block, warps = _block(results, each, bool(serial), device, rulebook)
     order = emission_order(region)
@@ -63,6 +64,14 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         serial=serial,
     )
     return Plan(NAME, region, (replace(step, read_again=read_again(step, device, rulebook)),))
+
+
+def _steps_over(loads: Sequence[Access], axes: Sequence[int], results: int) -> bool:
+    """Whether lanes that are neighbours read elements of a large tensor that are none, so that each
+    element is an access of its own."""
+    return any(
+        abs(load.step(axes[-1])) > 1 and 4 * load.tensor.addressed > results for load in loads
+    )
 
 
 def _each(near: int | None, device: Device, rulebook: Rulebook) -> int:

@@ -11,7 +11,7 @@ from fusion_advisor.region.exprs import INDEX, Expr
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import LINE_BYTES, Device
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.schedules import SCHEDULES, finishing
+from fusion_advisor.schedules import SCHEDULES, beside, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
 from fusion_advisor.schedules.blocked import scanned_across, walked_once
 from fusion_advisor.schedules.layout import reach
@@ -27,8 +27,9 @@ class Planned:
     refusals: tuple[Refusal, ...]
 
 
-def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
-    """Try every schedule on a region."""
+def plan(region: Region, device: Device, rulebook: Rulebook, *, apart: bool = False) -> Planned:
+    """Try every schedule on a region. With `apart`, results that no kernel makes together may have
+    kernels of their own."""
     loads = (region.exprs[i].input for i in region.live if region.exprs[i].op == "load")
     if not set(loads) - region.random_state:
         return Planned((), (Refusal("no-schedule", "it reads no tensor that names the device"),))
@@ -54,9 +55,10 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
             plans.insert(0, finishing.shared_first(region, device, rulebook, _best))
         except Refused as refused:
             refusals.append(refused.refusal)
-    if not plans:
+    for more in () if plans else (finishing, beside) if apart else (finishing,):
         try:
-            plans.append(finishing.plan(region, device, rulebook, _best))
+            plans.append(more.plan(region, device, rulebook, _best))
+            break
         except Refused as refused:
             refusals.append(refused.refusal)
     return Planned(tuple(plans), tuple(refusals))

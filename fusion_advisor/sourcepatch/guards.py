@@ -35,7 +35,12 @@ from fusion_advisor.sourcepatch.editing.sources import (
     span_of,
     spelled,
 )
-from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, binds, parameters
+from fusion_advisor.sourcepatch.editing.spelling import (
+    SpellingAtPlace,
+    binds,
+    enclosed,
+    parameters,
+)
 from fusion_advisor.sourcepatch.given import Held
 from fusion_advisor.sourcepatch.other_sizes import SIZED
 
@@ -625,12 +630,14 @@ class Guards:
     def _dropping(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
         """Conditions that a dropout trains which dropped nothing when the model was captured: its
         share may be another one later. One in an operand stays as it was."""
+        asked = set[str | None]()
         for node in self._replaced(edit):
             if not isinstance(node, ast.Call) or edit.keeps(span_of(node)):
                 continue
             path = held_path(node.func, names)
             held = None if path is None else self.sources.trail.modules.get(path)
             if held is not None and _is_dropout(held):
+                asked.add(path)
                 yield f"{ast.unparse(node.func)}.training"
             elif ast.unparse(node.func).rpartition(".")[2] == "dropout":
                 given = [*node.args, *(each.value for each in node.keywords)]
@@ -639,7 +646,7 @@ class Guards:
                     for each in given
                     if isinstance(each, ast.Attribute) and each.attr == "training"
                 )
-        for path in sorted(self._called.modules(place, edit)):
+        for path in sorted(self._called.modules(place, edit) - asked):
             held = self.sources.trail.modules.get(path)
             share = held.plain.get("p", "") if held and _is_dropout(held) else ""
             if share in _DROPPING_NOTHING:
@@ -806,7 +813,7 @@ def _follows(function: Function, name: str, other: str, line: int) -> bool:
 
 
 def _in_other_dtype(text: str, dtype: str) -> str:
-    return f"{text}.dtype != torch.{dtype}"
+    return f"{enclosed(text)}.dtype != torch.{dtype}"
 
 
 _Run = tuple[int, SourcePlace]
@@ -829,12 +836,13 @@ def _as_seen(together: Mapping[str, Mapping[_Run, str]]) -> Iterator[str]:
         yield f"({', '.join(together)}) not in ({seen}{',' if len(rows) == 1 else ''})"
         return
     for text, values in together.items():
-        yield f"{text} not in ({', '.join(sorted({*values.values()}))})"
+        yield f"{enclosed(text)} not in ({', '.join(sorted({*values.values()}))})"
 
 
 def _differs(text: str, value: str) -> str:
     """Python condition that is true when expression `text` no longer equals the captured
     `value`."""
+    text = enclosed(text)
     if value == "False":  # 0 is as good
         return text
     same = value in ("None", "True") or value.startswith("torch.")

@@ -227,6 +227,7 @@ def widened(
     wider = replace(
         wider,
         varied=flow.varied, standing=flow.standing, asked=flow.asked, returned=flow.returned,
+        called_together=flow.called_together,
     )  # fmt: skip
     decided = deciding(wider, rulebook)
 

@@ -573,6 +573,31 @@ class Placement:
             beyond.append(barred | everything & ~near)
         return replace(self.flow, beyond=beyond)
 
+    def called_together(
+        self, groups: Iterable[tuple[int, ...]]
+    ) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
+        """Sets of groups of which one call, which gives several results, makes a part of each: the
+        source has the call, or a launcher of all of them."""
+        parts = [launched(self.flow, group) for group in groups]
+        calls = [[self._calls(launch) for launch in part] for part in parts]
+        made = [frozenset[int]().union(*each) for each in calls]
+        found = dict[tuple[int, ...], list[tuple[int, ...]]]()
+        partly = (
+            own - called[0].intersection(*called[1:])
+            for own, called in zip(made, calls, strict=True)
+        )
+        for call in frozenset[int]().union(*partly):
+            some = [part for part, own in zip(parts, made, strict=True) if call in own]
+            if 1 < len(some) <= len(self.sources.returned(call)):
+                found[tuple(sorted(n for part in some for n in part))] = some
+        return found
+
+    def _calls(self, launch: int) -> frozenset[int]:
+        """The calls that a launch is made in, by their numbers."""
+        step = self._step(launch)
+        places = self.sources.standing[step] if step is not None else {}
+        return frozenset(place.activation for place in places)
+
     def _possible(self, step: int | None) -> Iterator[SourcePlace]:
         """The places of an evaluation in which its statement has no block of its own, or is an `if`
         that computes nothing for what it asks, and the expression that it is a part of computes
@@ -621,6 +646,7 @@ class Placement:
         step = self._step(launch)
         for place, standing in (self.sources.standing[step] if step is not None else {}).items():
             yield from (place, (place, standing.statement))
+        yield from (each for each in self.flow.called_together if launch in each)
 
     def kind(self, component: tuple[int, ...]) -> object:
         """Equal for components whose parts are made at the same places of the source."""

@@ -244,6 +244,10 @@ def patch_model(
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
+        everything = fuse(flow, rulebook, decided=decided).groups
+        if not operators:
+            every = (each for finding in everything for each in finding.instances)
+            flow.called_together = replace(placement, flow=flow).called_together(every)
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
         placement = replace(
             placement,
@@ -345,12 +349,11 @@ def patch_model(
             made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
         text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
     listener.stage("report")
-    everything = fuse(flow, rulebook, decided=decided).groups
+    saved = sum(put.finding.saved_us_total for put in made.puts)
     return Patched(
         made, text, alone, root, tuple(said for said, _, _ in originals), wrong,
         _unplaced(flow, found),
-        sum(finding.saved_us_total for finding in everything),
-        sum(put.finding.saved_us_total for put in made.puts),
+        max(saved, sum(finding.saved_us_total for finding in everything)), saved,
         folder.name if standing else "", ran, new_ran, searches, trained,
         flow.annotated.graph.rewrites, tuple(_left_out(placement, everything, all_found, made)),
         sum(step_us(flow, everything).values()),
@@ -714,7 +717,7 @@ def _left_out(
 ) -> list[Unplaced]:
     """Remainder of all groups that would be fused, each without what the kernels that are placed
     save of it: together what is accepted and not placed. A kernel that spans
-    several counts for the one of which it has most."""
+    several counts for each by what it has of that."""
     flow = placement.flow
     rows = [(finding, instance) for finding in everything for instance in finding.instances]
     owner = {launch: n for n, (_, instance) in enumerate(rows) for launch in instance}
@@ -722,8 +725,9 @@ def _left_out(
     for put in made.puts:
         for instance in put.finding.instances:
             spanned = Counter(owner[launch] for launch in instance if launch in owner)
-            for of, _ in spanned.most_common(1):
-                lost[of] -= put.finding.saved_us
+            shares = {of: rows[of][0].saved_us * n / len(rows[of][1]) for of, n in spanned.items()}
+            for of, share in shares.items():
+                lost[of] -= put.finding.saved_us * share / sum(shares.values())
     refused = {
         launch: why
         for finding in found.groups
@@ -821,8 +825,14 @@ def _cut(
     placement: Placement, judged: Callable[[Iterable[int]], Decision], rulebook: Rulebook
 ) -> Identified:
     """Partition, solved for the cuts that the source can express: none within what one expression
-    launches, and what one call makes offered whole."""
+    launches, and what one call makes offered whole. What it makes together is cut together where
+    the source can express that alone."""
     flow = placement.barred()
+    flow.called_together = {
+        launches: parts
+        for launches, parts in flow.called_together.items()
+        if judged(launches).accepted and not all(judged(part).accepted for part in parts)
+    }
     grouping = group(
         flow,
         judged,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from .test_alternatives import body, turned
 from .test_other_uses import uses
+from .test_patch import asking, made
 
 pytestmark = pytest.mark.usefixtures("ways")
 
@@ -99,3 +101,95 @@ def test_cases_of_a_called_function_stay(tmp_path: Path) -> None:
     text = uses(tmp_path, body(("plain",), CALLED.format(lines=lines)), turned, "64, 32, 1024")
     assert "match self.share:" in text
     assert "return fused_model.tanh_mul_add(s, self.scale, t)" in text
+
+
+def test_a_function_that_a_condition_chooses_is_asked_for_as_a_whole(tmp_path: Path) -> None:
+    """`a if b else c.__code__` would ask `a` alone."""
+    patch = made(
+        tmp_path,
+        """
+        def soft(a, b):
+            return torch.tanh(a * b) * 2.0
+
+        def hard(a, b):
+            return (a * b).clamp(-1, 1) * 2.0
+
+        class Model(nn.Module):
+            def __init__(self, kind="soft"):
+                super().__init__()
+                self.kind = kind
+
+            def gated(self, a, b):
+                chosen = soft if self.kind == "soft" else hard
+                return chosen(a, b)
+
+            def forward(self, x):
+                return self.gated(x + 1.0, x) + x
+        """,
+    )
+    assert "(soft if kind == 'soft' else hard).__code__.co_qualname != 'soft'" in asking(patch)
+    for asked in ast.walk(ast.parse(asking(patch))):
+        if isinstance(asked, ast.BoolOp):
+            assert not any(isinstance(each, ast.IfExp) for each in asked.values)
+
+
+def test_a_class_with_the_name_of_what_it_inherits_from(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class LayerNorm(nn.LayerNorm):
+            def forward(self, x):
+                return super().forward(x.float()).to(x.dtype)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = LayerNorm(1024)
+
+            def forward(self, x):
+                return self.norm(x * 2 + x)
+        """,
+    )
+    assert "LayerNorm.forward" in asking(patch)
+
+
+def test_a_function_of_torch_that_a_class_holds_is_asked_for(tmp_path: Path) -> None:
+    """A class that inherits from it may hold another one."""
+    patch = made(
+        tmp_path,
+        """
+        class Gated(nn.Module):
+            act = staticmethod(F.silu)
+
+            def forward(self, gate, value):
+                return self.act(gate) * value
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gated = Gated()
+
+            def forward(self, x):
+                return self.gated(x, x * 2)
+        """,
+    )
+    assert "is not torch.nn.functional.silu" in asking(patch)
+
+
+def test_the_share_of_a_dropout_is_not_asked_beside_whether_it_trains(tmp_path: Path) -> None:
+    """A model whose share is another one drops nothing in eval either."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self, share=0.0):
+                super().__init__()
+                self.drop = nn.Dropout(share)
+
+            def forward(self, x):
+                return torch.tanh(self.drop(torch.sigmoid(x) * 2))
+        """,
+        everywhere=True,
+    )
+    assert "drop.training" in asking(patch)
+    assert "drop.p" not in asking(patch)

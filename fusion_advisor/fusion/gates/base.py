@@ -46,6 +46,11 @@ class Subject:
             return self.problem.final
         return self.planned is not None and any(r.final for r in self.planned.refusals)
 
+    @property
+    def apart(self) -> bool:
+        """Whether its results may have kernels of their own."""
+        return self.launches in self.flow.called_together
+
     def cost(self, launch: int) -> Cost:
         return self.flow.annotated.costs[self.flow.nodes[launch].name]
 

@@ -32,7 +32,7 @@ from fusion_advisor.sourcepatch.editing.sources import (
     names_in,
     span_of,
 )
-from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, is_local
+from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, enclosed, is_local
 
 _PLAIN_MARKS = ("staticmethod", "classmethod", "property")
 
@@ -41,6 +41,7 @@ def another_function(text: str, names: Collection[str]) -> Iterator[str]:
     """Yield the conditions that what `text` spells is none of some functions, by their files and
     qualified names: `norms.py:Norm.forward`."""
     files, _, functions = zip(*(name.rpartition(":") for name in sorted(names)), strict=True)
+    text = enclosed(text)
     yield f"not hasattr({text}, '__code__')"  # a partial, or what TorchScript made
     yield none_of(f"{text}.__code__.co_qualname", map(repr, functions))
     yield none_of(f"{text}.__code__.co_filename.rpartition('/')[2]", map(repr, files))
@@ -49,6 +50,7 @@ def another_function(text: str, names: Collection[str]) -> Iterator[str]:
 def none_of(asked: str, literals: Iterable[str]) -> str:
     """Condition that what is asked is none of some literals."""
     found = [*dict.fromkeys(literals)]
+    asked = enclosed(asked)
     return f"{asked} != {found[0]}" if len(found) == 1 else f"{asked} not in ({', '.join(found)})"
 
 

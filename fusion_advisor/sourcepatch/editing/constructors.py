@@ -118,14 +118,20 @@ class Constructors:
                     found.setdefault(node.name, []).append((file, node))
         return found
 
-    def _family(self, file: SourceFile, kind: str) -> Iterator[tuple[SourceFile, ast.ClassDef]]:
-        """Yield a class of a file with those that it inherits from."""
-        every = self._classes.get(kind, [])
+    def _family(
+        self, file: SourceFile, kind: str, known: tuple[ast.ClassDef, ...] = ()
+    ) -> Iterator[tuple[SourceFile, ast.ClassDef]]:
+        """Yield a class of a file with those that it inherits from, torch's and those that are
+        `known` aside: `class LayerNorm(nn.LayerNorm)`."""
+        every = [pair for pair in self._classes.get(kind, []) if pair[1] not in known]
         own = [pair for pair in every if pair[0] is file] or every
         if len(own) == 1:
             yield own[0]
-            for base in own[0][1].bases:
-                yield from self._family(own[0][0], _word(base))
+            of, owner = own[0]
+            for base in owner.bases:
+                names = (n.id for n in ast.walk(base) if isinstance(n, ast.Name))
+                if not of.bound.get(next(names, "")):  # an import of torch has a text there
+                    yield from self._family(of, _word(base), (*known, owner))
 
     def _given(self, file: SourceFile, kind: str, name: str) -> _Made | None:
         """The call whose result a class gives to an attribute of its objects; None where it gives

@@ -24,7 +24,8 @@ _INPUTS = ("get_inputs", "get_init_inputs")
 _BEGIN, _END = ("# SPDX-SnippetBegin", LICENSE), "# SPDX-SnippetEnd"
 """Around the kernels: the rest of the file is of whatever licence the model is."""
 _OF_A_FILE = re.compile(
-    r"\s+or [^\s,]+\.__code__\.co_filename\.rpartition\('/'\)\[2\] (!= '[^']*'|not in \([^)]*\))"
+    r"\s+or (\((?:[^()]|\([^()]*\))*\)|[^\s,]+)\.__code__\.co_filename\.rpartition\('/'\)\[2\] "
+    r"(!= '[^']*'|not in \([^)]*\))"
 )
 """Conditions that a function is of a file of some name, which stand behind others."""
 

@@ -355,9 +355,10 @@ class _Rewriter:
         self._require_own_writes()
         tops = [top for statement in self._statements() for top in self._tops(statement)]
         tops += self._made_in_branches(tops)
-        results = [top for top in tops if top.value in self._call.outputs]
+        tops, together = self._together(tops)
+        results = [top for top in tops if top.value in self._call.outputs or top is together]
         missing = set(self._call.outputs) - {top.value for top in results}
-        if missing:
+        if missing and not together:
             where = f"{self._function.name}()"
             made = ", ".join(sorted(self._sources.described(ref.node) for ref in missing))
             raise NotPlaced(f"no expression in {where} has the value of {made}")
@@ -365,12 +366,12 @@ class _Rewriter:
         replaced: dict[Span, str] = {}
         rebound: list[tuple[str, ast.stmt]] = []
         for top in tops:
-            if top.value not in self._call.outputs:
+            if top not in results:
                 self._take_out(top, tops, replaced, rebound)
         gone = {name for name, _ in rebound}
         for top in results:
             top.node = self._handed_on(top, gone)
-        texts = self._arguments(first, tops, replaced)
+        texts = self._arguments(results, tops, replaced)
         for top, node in self._handing(tops, texts):
             top.leaves.append(node)
         before, after = self._names(first.statement), self._bindings(first.statement, replaced)
@@ -378,7 +379,7 @@ class _Rewriter:
         texts += self._call.numbers(self._place, first.statement.lineno, names)
         text = self._call.written(texts)
         inserted: dict[Span, str] = {}
-        if len(self._call.outputs) == 1:
+        if len(results) == 1:
             replaced[span_of(first.node)] = self._assigned(first, text)
         else:
             self._several(results, text, replaced, inserted)
@@ -408,12 +409,33 @@ class _Rewriter:
                 self._call.name.rpartition(".")[2],
                 text,
                 tuple(texts),
-                tuple(self._parts(tops, texts, replaced)),
+                tuple(self._parts(tops, together, texts, replaced)),
                 frozenset(n for n, w in self._names(first.statement).items() if w[:1] == ":"),
                 frozenset(self._text(o) for t in tops for o in t.leaves if self._only_views(o)),
                 self._call.viewed,
             ),
         )
+
+    def _together(self, tops: list[_Top]) -> tuple[list[_Top], _Top | None]:
+        """Tops, with the one that gives all results in their order, if one does: a call of what
+        returns them, or `a, b` in place of its elements."""
+        outputs = self._call.outputs
+        if len(outputs) == 1:
+            return tops, None
+        for top in tops:
+            if isinstance(top.node, ast.Call) and self._returned(top.node) == outputs:
+                return tops, top
+        own = [top for ref in outputs for top in tops if top.value == ref]
+        value = getattr(own[0].statement, "value", None) if own else None
+        if not isinstance(value, ast.Tuple) or [top.node for top in own] != value.elts:
+            return tops, None
+        whole = _Top(own[0].statement, value, None, [leaf for top in own for leaf in top.leaves])
+        return [whole if top is own[0] else top for top in tops if top not in own[1:]], whole
+
+    def _returned(self, node: ast.Call) -> tuple[Ref | None, ...]:
+        """The tensors that a call returns as a tuple; () of other calls."""
+        calls = self._sources.calls_at(self._place, span_of(node))
+        return self._sources.returned(max(calls)) if calls else ()
 
     def _require_no_jump(
         self, held: Sequence[Span], called: Span, replaced: Mapping[Span, str]
@@ -429,12 +451,16 @@ class _Rewriter:
                 raise NotPlaced(f"line {span.line} between its parts may leave the block")
 
     def _parts(
-        self, tops: list[_Top], texts: Sequence[str], replaced: dict[Span, str]
+        self,
+        tops: list[_Top],
+        together: _Top | None,
+        texts: Sequence[str],
+        replaced: dict[Span, str],
     ) -> Iterator[Part]:
         """Yield the parts that the call stands for, statements that only they read included."""
         numbers: dict[Ref | None, int] = {ref: n for n, ref in enumerate(self._call.outputs)}
         for top in tops:
-            number = numbers.pop(top.value, None)
+            number = 0 if top is together else numbers.pop(top.value, None)
             kept, stayed = top.kept if number is None else (), 0
             leaves: list[tuple[Span, str]] = []
             for leaf in top.leaves:
@@ -829,9 +855,11 @@ class _Rewriter:
 
     # Arguments.
 
-    def _arguments(self, first: _Top, tops: list[_Top], replaced: dict[Span, str]) -> list[str]:
-        """The text of each input where the call stands."""
-        single = len(self._call.outputs) == 1
+    def _arguments(
+        self, results: list[_Top], tops: list[_Top], replaced: dict[Span, str]
+    ) -> list[str]:
+        """The text of each input where the call stands, at the first of the results."""
+        first, single = results[0], len(results) == 1
         names = self._bindings(first.statement, replaced)
         original = self._names(first.statement)
         leaves: dict[Ref, str] = {}
@@ -1115,6 +1143,8 @@ def otherwise(test: ast.expr, *, held: bool) -> list[ast.expr]:
             if all(len(part) == 1 for part in parts):
                 return [ast.BoolOp(ast.And(), [part[0] for part in parts])]
             return [_negated(test)]
+        case ast.IfExp() if not held:  # among other conditions it would take them for its own
+            return [ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))]
         case _:
             return [_negated(test) if held else test]
 

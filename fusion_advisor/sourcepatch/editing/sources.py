@@ -583,6 +583,22 @@ class Sources:
         file = self.trail.activations[activation].file
         return self.file(file).begun.get(line) if line is not None else None
 
+    def returned(self, call: int) -> tuple[Ref | None, ...]:
+        """The tensors that a call returns as a tuple, None for what is no tensor of the graph; ()
+        where it returns something else."""
+        ended = self.ended_at(call)
+        if not isinstance(ended, ast.Return) or not isinstance(ended.value, ast.Tuple):
+            return ()
+        file = self.file(self.trail.activations[call].file)
+        place = SourcePlace(call, file.block_of(ended), ())
+        names = self.names.get(place, {}).get(ended.lineno, {})
+        return tuple(
+            self.value(names.get(each.id))
+            if isinstance(each, ast.Name)
+            else self.value_at(place, span_of(each))
+            for each in ended.value.elts
+        )
+
     @cached_property
     def _last(self) -> dict[int, int]:
         moments = (step for step in self.trail.steps if isinstance(step, Moment))

@@ -268,6 +268,13 @@ def _is_plain(call: ast.Call) -> bool:
     return not starred and all(keyword.arg is not None for keyword in call.keywords)
 
 
+def enclosed(text: str) -> str:
+    """Text of an expression as it can stand within another one: in brackets but for what binds
+    closest, `x`, `self.x`, `x[0]`, `f(x)`."""
+    closest = ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant | ast.Tuple
+    return text if isinstance(_parsed(text), closest) else f"({text})"
+
+
 def is_local(function: Function, name: str) -> bool:
     """Whether a call of a function gives or binds a name."""
     return name in parameters(function) or any(binds(node, name) for node in ast.walk(function))
