@@ -534,6 +534,7 @@ class Guards:
         for text, held in self._modules(place.block, edit).items():
             yield from _another_module(text, held)
         given_too = {(each.module, each.attribute) for each in passed if each.attribute}
+        lengths = self._normalized_lengths(place, edit)
         for path in sorted(set[str]().union(*made.values())):
             text, held = spelled(trail, path, names), trail.modules.get(path)
             if held is None:
@@ -556,7 +557,26 @@ class Guards:
                     continue
                 if text is None:
                     raise NotPlaced(f"line {edit.lines[0]}: no name there holds {path}")
+                if name == "normalized_shape" and lengths.get((path, value)):
+                    value = f"({lengths[path, value]},)"
                 yield _differs(f"{text}.{name}", value)
+
+    def _normalized_lengths(self, place: SourcePlace, edit: Edit) -> dict[tuple[str, str], str]:
+        """Texts of the size that a norm without weights has to be for, by its path and that size
+        as a tuple: its kernel serves any."""
+        spelling = SpellingAtPlace(self.sources, place, edit.lines[0])
+        nodes = (
+            node
+            for step, _ in self.sources.taken(place, edit.takes, edit.opened)
+            for node in self.sources.made.get(step, ())
+            if "norm" in node.op
+        )
+        given = ((node.module, next(iter(node.refs()), None)) for node in nodes)
+        return {
+            (path, f"({self.sources.shape(ref)[-1]},)"): spelling.size(ref, -1)
+            for path, ref in given
+            if ref is not None and self.sources.shape(ref)
+        }
 
     def _modules(self, block: Block, edit: Edit) -> Mapping[str, set[_Kind]]:
         """The modules whose calls are removed in some run of a block, as its text spells them: the

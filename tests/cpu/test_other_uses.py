@@ -25,7 +25,7 @@ from fusion_advisor.support.errors import CaptureError
 from fusion_advisor.workflows.patch import patch_model
 
 from .in_process import captured_as_asked
-from .test_patch import HEAD, changed, made
+from .test_patch import HEAD, asking, changed, made
 
 pytestmark = pytest.mark.usefixtures("ways")
 
@@ -1254,3 +1254,23 @@ def test_an_operator_of_python_raises_its_own_error(tmp_path: Path) -> None:
         use,
     )
     assert "masked_fill(~valid, -1.0)" in text
+
+
+def test_a_norm_without_weights_serves_other_widths(tmp_path: Path) -> None:
+    """What it has to be for is the size of what it is given."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self, width=1024):
+                super().__init__()
+                self.norm = nn.LayerNorm(width, elementwise_affine=False)
+
+            def forward(self, x, scale):
+                return self.norm(x) * (1 + scale)
+        """,
+        count=2,
+        resized=True,
+    )
+    assert "norm.normalized_shape != (x.size(-1),)" in asking(patch)
+    assert "1024" not in asking(patch)
