@@ -107,12 +107,13 @@ def deciding(
     flow: Dataflow, rulebook: Rulebook, faults: Faults | None = None
 ) -> Callable[[Iterable[int]], Decision]:
     """Memoised `decide` for one graph, since several partitions ask about the same sets."""
-    known: dict[tuple[int, ...], Decision] = {}
+    known: dict[tuple[tuple[int, ...], bool], Decision] = {}
 
     def decided(launches: Iterable[int]) -> Decision:
-        key = tuple(sorted(launches))
+        chosen = tuple(sorted(launches))
+        key = chosen, chosen in flow.called_together
         if key not in known:
-            known[key] = decide(flow, key, rulebook, faults)
+            known[key] = decide(flow, chosen, rulebook, faults)
         return known[key]
 
     return decided

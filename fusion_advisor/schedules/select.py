@@ -55,10 +55,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook, *, apart: bool = Fa
             plans.insert(0, finishing.shared_first(region, device, rulebook, _best))
         except Refused as refused:
             refusals.append(refused.refusal)
-    for more in () if plans else (finishing, beside) if apart else (finishing,):
-        try:
-            plans.append(more.plan(region, device, rulebook, _best))
+    for several in (finishing, beside) if apart else (finishing,):
+        if plans:
             break
+        try:
+            plans.append(several.plan(region, device, rulebook, _best))
         except Refused as refused:
             refusals.append(refused.refusal)
     return Planned(tuple(plans), tuple(refusals))

@@ -371,7 +371,8 @@ class _Rewriter:
         gone = {name for name, _ in rebound}
         for top in results:
             top.node = self._handed_on(top, gone)
-        texts = self._arguments(results, tops, replaced)
+        single = len(self._call.outputs) == 1 or together is not None
+        texts = self._arguments(first, tops, replaced, single=single)
         for top, node in self._handing(tops, texts):
             top.leaves.append(node)
         before, after = self._names(first.statement), self._bindings(first.statement, replaced)
@@ -379,7 +380,7 @@ class _Rewriter:
         texts += self._call.numbers(self._place, first.statement.lineno, names)
         text = self._call.written(texts)
         inserted: dict[Span, str] = {}
-        if len(results) == 1:
+        if single:
             replaced[span_of(first.node)] = self._assigned(first, text)
         else:
             self._several(results, text, replaced, inserted)
@@ -856,10 +857,9 @@ class _Rewriter:
     # Arguments.
 
     def _arguments(
-        self, results: list[_Top], tops: list[_Top], replaced: dict[Span, str]
+        self, first: _Top, tops: list[_Top], replaced: dict[Span, str], *, single: bool
     ) -> list[str]:
-        """The text of each input where the call stands, at the first of the results."""
-        first, single = results[0], len(results) == 1
+        """The text of each input where the call stands, at the first result, or the only one."""
         names = self._bindings(first.statement, replaced)
         original = self._names(first.statement)
         leaves: dict[Ref, str] = {}
