@@ -39,7 +39,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     results = prod(region.sizes[axis] for axis in space)
     each = _each(walked_nearby(loads, serial, region.sizes) if serial else None, device, rulebook)
     widest = max((access.tensor.itemsize for access in everything), default=1)
-    if results % max(widest, 2) or _steps_over(loads, axes, results):
+    if results % max(widest, 2) or (not serial and _steps_over(loads, axes, results)):
         each = min(each, numbers.single_elements_per_thread.count)
     block, warps = _block(results, each, bool(serial), device, rulebook)
     order = emission_order(region)
@@ -68,7 +68,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
 
 def _steps_over(loads: Sequence[Access], axes: Sequence[int], results: int) -> bool:
     """Whether lanes that are neighbours read elements of a large tensor that are none, so that each
-    element is an access of its own."""
+    element is an access of its own: every second one, and no lane what is between."""
     return any(
         abs(load.step(axes[-1])) > 1 and 4 * load.tensor.addressed > results for load in loads
     )

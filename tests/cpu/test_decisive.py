@@ -212,8 +212,9 @@ def test_what_eager_stores_in_16_bits_takes_the_short_forms(worker: Worker) -> N
     text = kernel_of(capped, narrow).text
     assert "narrow_tanh(" in text
     assert "libdevice.exp(" in text
-    assert "libdevice.tanh(" in kernel_of(capped, x(300, 70)).text
+    assert "wide_tanh(" in kernel_of(capped, x(300, 70)).text
     assert checked(capped, (narrow,), worker) is None
+    assert checked(capped, (x(300, 70),), worker) is None
 
 
 def test_quotients_that_are_only_added_up_are_products(worker: Worker) -> None:
