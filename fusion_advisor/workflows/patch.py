@@ -245,7 +245,7 @@ def patch_model(
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
         everything = fuse(flow, rulebook, decided=decided).groups
-        if not operators:
+        if not (operators or request.pairs):  # no backward is that of several results
             every = (each for finding in everything for each in finding.instances)
             flow.called_together = replace(placement, flow=flow).called_together(every)
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
@@ -717,7 +717,7 @@ def _left_out(
 ) -> list[Unplaced]:
     """Remainder of all groups that would be fused, each without what the kernels that are placed
     save of it: together what is accepted and not placed. A kernel that spans
-    several counts for each by what it has of that."""
+    several counts for each by the time that eager takes for what it has of that."""
     flow = placement.flow
     rows = [(finding, instance) for finding in everything for instance in finding.instances]
     owner = {launch: n for n, (_, instance) in enumerate(rows) for launch in instance}
@@ -725,9 +725,9 @@ def _left_out(
     for put in made.puts:
         for instance in put.finding.instances:
             spanned = Counter(owner[launch] for launch in instance if launch in owner)
-            shares = {of: rows[of][0].saved_us * n / len(rows[of][1]) for of, n in spanned.items()}
-            for of, share in shares.items():
-                lost[of] -= put.finding.saved_us * share / sum(shares.values())
+            us = {of: rows[of][0].unfused_us * n / len(rows[of][1]) for of, n in spanned.items()}
+            for of, own in us.items():
+                lost[of] -= put.finding.saved_us * own / sum(us.values())
     refused = {
         launch: why
         for finding in found.groups

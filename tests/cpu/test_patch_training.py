@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from fusion_advisor.workflows.update import UpdateResult, update_kernels
 from .checks import CRITERION
 from .in_process import captured, captured_as_asked
 from .spawned import command, facts_by
+from .test_called_together import MODEL as ATTENTION
+from .test_called_together import ROTATED
 
 pytestmark = pytest.mark.usefixtures("ways")
 
@@ -399,3 +402,11 @@ def test_one_kernel_has_the_gradients_that_any_of_its_calls_asks_for(tmp_path: P
     wrong, ran = case.ran()
     assert wrong == {}
     assert ran.startswith("run at 1 and 3 with 1 seeds, without and with a backward pass, ")
+
+
+def test_each_part_of_a_call_that_gives_several_results_keeps_its_kernel(tmp_path: Path) -> None:
+    """No backward is that of several results: the norms and the rotations have kernels."""
+    inputs = "def get_inputs():\n    return [torch.empty(16, 512, 64)]\n"
+    patch = made(tmp_path, NORM + textwrap.dedent(ROTATED + ATTENTION) + "\n\n" + inputs)
+    assert "q_out = fused_model.rotary_embedding" in changed(patch)
+    assert "return fused_model.rms_norm" in changed(patch)
