@@ -174,6 +174,8 @@ class FlatSchedule(Table):
     unrolled_elements: Elements
     """Loads of a thread in flight where its walk is unrolled."""
     serial_stride: Elements
+    single_serial_stride: Elements
+    single_serial_bytes: Bytes
     """Distance of neighbouring lanes' loads during a walk at most, in steps of a lane."""
     walked_bytes: Bytes
     """Bytes that a thread may walk of lines that hold several of its positions; and the distance of

@@ -32,7 +32,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         if output.axes != space:
             raise Refused("parallel-pattern", "the results span different iteration spaces")
     loads, stores = accesses(region)
-    if serial and far_apart(loads, serial, numbers.serial_stride.count):
+    if serial and far_apart(loads, serial, numbers):
         raise Refused("no-schedule", "lanes that walk a row each would read far apart")
     everything = (*loads, *stores)
     axes = ordered(sorted(space), leading(everything))

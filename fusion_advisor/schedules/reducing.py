@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import gcd, prod
 
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import LINE_BYTES
@@ -81,20 +81,29 @@ def _behind(region: Region, number: int, numbers: FlatSchedule) -> bool:
     behind = reach(region, number)
     loads = (load_access(region, n) for n in behind if region.exprs[n].op == "load")
     return any(
-        far_apart([load], axes, numbers.serial_stride.count)
+        far_apart([load], axes, numbers)
         and min(_across(load, axes)) * load.tensor.itemsize > numbers.walked_bytes.count
         for load in loads
     )
 
 
-def far_apart(loads: Sequence[Access], serial: frozenset[int], most: int) -> bool:
-    """Do neighbouring lanes read further apart than `most` times a lane's own steps?"""
+def far_apart(loads: Sequence[Access], serial: frozenset[int], numbers: FlatSchedule) -> bool:
+    """Do neighbouring lanes read further apart than they may, in steps of a lane's own?"""
     for load in loads:
         walked = [abs(step) for axis, step in load.strides.items() if axis in serial and step]
         across = _across(load, serial)
-        if walked and across and min(across) > most * min(walked):
+        if walked and across and min(across) > _most_apart(load, across, numbers) * min(walked):
             return True
     return False
+
+
+def _most_apart(load: Access, across: Sequence[int], numbers: FlatSchedule) -> int:
+    """How many steps of a lane's own its neighbour's place may be away: more where a row begins at
+    an odd element, since then a program that holds rows reads their elements one by one, too."""
+    if gcd(*across) % 2 == 0:
+        return numbers.serial_stride.count
+    most = numbers.single_serial_bytes.count // load.tensor.itemsize
+    return max(numbers.serial_stride.count, min(numbers.single_serial_stride.count, most))
 
 
 def _across(load: Access, serial: frozenset[int]) -> list[int]:

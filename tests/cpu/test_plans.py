@@ -156,6 +156,26 @@ def test_no_lane_walks_a_row_behind_its_neighbours() -> None:
     assert not walked(35)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "columns", "schedule"),
+    [
+        (torch.bfloat16, 17, "flat"),
+        (torch.bfloat16, 31, "flat"),
+        (torch.bfloat16, 33, "row"),
+        (torch.bfloat16, 18, "row"),
+        (torch.float32, 17, "flat"),
+        (torch.float32, 19, "row"),
+        (torch.float32, 24, "row"),
+    ],
+)
+def test_a_lane_walks_a_short_row_whose_elements_come_one_by_one(
+    dtype: torch.dtype, columns: int, schedule: str
+) -> None:
+    rows = torch.empty(1 << 19, columns, dtype=dtype)
+    plan = best(lambda a: (a * 0.5).logsumexp(-1), rows)
+    assert plan.schedule == schedule
+
+
 def weighed_channels(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """A map's channels by their norms over the mean of these."""
     return a * (g / (g.mean(1, keepdim=True) + 1e-6)) + a
