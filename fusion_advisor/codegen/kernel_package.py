@@ -1,4 +1,4 @@
-"""The package of kernels beside a model's file: its name, its files, and which of them are
+"""The package of a model's kernels: its name, where it lies, its files, and which of them are
 stale."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fusion_advisor.codegen.header import edited, fingerprint, read_stamp, same_rules
@@ -36,8 +37,68 @@ def test_kernels():
 
 
 def package_name(model: Path) -> str:
-    """The package beside a model's file that its kernels are in."""
+    """The package that the kernels of a model's file are in."""
     return f"fused_{re.sub(r'[^0-9a-zA-Z_]', '_', model.stem)}"
+
+
+@dataclass(frozen=True)
+class Home:
+    """Place of a model's kernels: their folder, and the package that it lies in, with the files
+    that ran as modules of none; "" beside a model's file that is in no package."""
+
+    folder: Path
+    package: str = ""
+    alone: frozenset[Path] = frozenset()
+
+    def imported(self, file: Path) -> str:
+        """How a file imports the package of kernels: by dots within the package that both lie in,
+        which works wherever that is installed, else by its name."""
+        name, outer = self.folder.name, self.folder.parent
+        if not self.package:
+            return f"import {name}"
+        if file in self.alone or not file.is_relative_to(outer):
+            return f"from {self.package} import {name}"
+        return f"from {'.' * len(file.relative_to(outer).parts)} import {name}"
+
+
+def home_of(model: Path, packages: Mapping[str, str], tree: Path) -> Home:
+    """Where the kernels of a model's file lie: in the package that the files that ran are modules
+    of, at its top, so that no import of them runs a part of it that is not there yet; beside the
+    model's file where there is no such package in the tree, or more than one. `packages` has that
+    of each file, with dots, "" for none."""
+    name, tops = package_name(model), dict[Path, str]()
+    for file, package in packages.items():
+        first, *rest = package.split(".")
+        top = Path(file).resolve().parents[len(rest)]
+        users = tree in top.parents and "site-packages" not in top.parts
+        if first not in ("", name) and top.name == first and users:
+            tops[top] = first
+    beside = model.parent / name
+    if len(tops) != 1 or (beside.is_dir() and beside.parent not in tops):
+        return Home(beside)
+    (top, package), *_ = tops.items()
+    alone = frozenset(Path(file).resolve() for file, of in packages.items() if not of)
+    return Home(top / name, package, alone)
+
+
+def written_for(model: Path, tree: Path) -> Path | None:
+    """The folder of the kernels that an earlier patch wrote for a model's file: beside it, else in
+    a package below it, else in one of the tree; None where there is none. Raises UsageError where
+    several packages have one."""
+    name = package_name(model)
+    for start in dict.fromkeys((model.parent, tree)):
+        for depth in range(_DEEPEST + 1):
+            found = [f for f in sorted(start.glob("*/" * depth + name)) if _is_ours(f)]
+            if len(found) > 1:
+                places = ", ".join(str(folder.relative_to(start)) for folder in found)
+                raise UsageError(f"{model}: several packages are called {name}: {places}")
+            if found:
+                return found[0]
+    return None
+
+
+_DEEPEST = 3
+"""How many folders lie around a package of kernels at most: `python/src/vlm/fused_entry`."""
 
 
 def asks(file: str) -> bool:
@@ -50,10 +111,14 @@ def read_package(folder: Path) -> dict[Path, str]:
     this tool did not write."""
     if not folder.exists():
         return {}
-    opening = folder / "__init__.py"
-    if not opening.is_file() or not _text(opening).removeprefix(f"{LICENSE}\n").startswith(_BEGINS):
+    if not _is_ours(folder):
         raise UsageError(f"{folder}: is there and not a package of fusion-advisor's; rename it")
     return {file: _text(file) for file in sorted(folder.glob("*.py"))}
+
+
+def _is_ours(folder: Path) -> bool:
+    opening = folder / "__init__.py"
+    return opening.is_file() and _text(opening).removeprefix(f"{LICENSE}\n").startswith(_BEGINS)
 
 
 def kernels_of(files: Mapping[Path, str]) -> dict[str, str]:

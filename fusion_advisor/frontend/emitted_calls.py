@@ -47,7 +47,7 @@ def own_kernels(model: torch.nn.Module, besides: str | None = None) -> Generator
     those in the model's own file run their references."""
     with ExitStack() as stack:
         for module in [*_hosts()]:
-            plain = bool(besides) and module.__name__.startswith(f"{besides}.")
+            plain = bool(besides) and besides in module.__name__.split(".")[:-1]
             instead = _traced(module, operators=not plain)
             patch = mock.patch.object(module, "fall_back", _called_as_it_is_by(module, instead))
             stack.enter_context(patch)

@@ -82,6 +82,7 @@ class Recorder:
         self._followed: dict[CodeType, bool | str] = {}  # asked of every call that Python makes
         self._activations: list[Activation] = []
         self._steps: list[Evaluation | Chosen | Moment] = []
+        self._packages: dict[str, str] = {}
         self._chosen: dict[int, frozenset[Span]] = {}
         """Branches on one line that each call is evaluating."""
 
@@ -94,6 +95,7 @@ class Recorder:
         return Trail(
             tuple(self._activations), tuple(self._steps), placeholders,
             modules=modules, tied=_tied(self._module), shared=_shared(self._module),
+            packages=self._packages,
         )  # fmt: skip
 
     def evaluated(self, frame: FrameType | None) -> int | None:
@@ -144,6 +146,9 @@ class Recorder:
                 position(caller) if caller else None,
             )
         )
+        if not runs_modules:
+            package = frame.f_globals.get("__package__") or ""
+            self._packages[frame.f_code.co_filename] = package
         frame.f_trace_opcodes = not runs_modules and any(_branches(code))
         return self._turn if runs_modules else self._line
 

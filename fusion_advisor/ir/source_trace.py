@@ -114,7 +114,8 @@ class Trail:
     (`layers.0.weight`) or by the names of inputs; `values` says which output of which node a word
     stands for; `modules` are by path, with the values of the attributes that the code names. `tied`
     has all paths of a parameter or buffer that has several, by each of them, `shared` the other
-    paths of a module that has several, by its first."""
+    paths of a module that has several, by its first. `packages` are those that files ran as modules
+    of, by the files, with dots; "" for a file that is a module by itself."""
 
     activations: tuple[Activation, ...]
     steps: tuple[Evaluation | Chosen | Moment, ...]
@@ -123,3 +124,4 @@ class Trail:
     modules: dict[str, ModuleAttributes] = field(default_factory=dict[str, ModuleAttributes])
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     shared: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    packages: dict[str, str] = field(default_factory=dict[str, str])

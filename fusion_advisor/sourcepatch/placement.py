@@ -20,10 +20,10 @@ from fusion_advisor.codegen.held import held as held_to
 from fusion_advisor.codegen.kernel_file import fixed_axes, only_indexed, origins
 from fusion_advisor.codegen.kernel_package import (
     ASKING,
+    Home,
     kernels_of,
     mark_of,
     package_files,
-    package_name,
     place_of,
 )
 from fusion_advisor.cost.dataflow import Dataflow
@@ -749,7 +749,7 @@ def patch(
     placement: Placement,
     findings: Sequence[Finding],
     kernels: Mapping[str, Kernel],
-    model: Path,
+    home: Home,
     only_dtype: Collection[str] = (),
     standing: Mapping[Path, str] | None = None,
     stamps: Mapping[str, Stamp] | None = None,
@@ -758,14 +758,14 @@ def patch(
     op of PyTorch's where the placement asks for those.
 
     `kernels` are those of the findings by their names, each proven, those of `only_dtype` for the
-    dtypes that were captured; `model` is the file beside which the package with the kernels is put.
-    `standing` are the files of that package that are there already: its kernels stay, and serve
-    findings of the same name. `stamps` say of the kernels what wrote and checked them. What guards
-    ask, and the statements that run where they hold, are in functions beside the kernels.
+    dtypes that were captured; `home` is where the package with them lies. `standing` are the files
+    of that package that are there already: its kernels stay, and serve findings of the same name.
+    `stamps` say of the kernels what wrote and checked them. What guards ask, and the statements
+    that run where they hold, are in functions beside the kernels.
     """
     standing, stamps = standing or {}, stamps or {}
     result = Patch()
-    folder = model.parent / package_name(model)
+    folder = home.folder
     proven = [finding for finding in findings if finding.name in kernels]
     what = "PyTorch op" if placement.operators else "kernel"
     result.refused |= {f.id: f"its {what} is not proven" for f in findings if f not in proven}
@@ -788,7 +788,7 @@ def patch(
             imported = [] if source.has_torch else ["import torch"]
         else:
             edits = outlines.whole(source, outlines.outlined(source, edits))
-            imported = [_import(path, folder)]
+            imported = [home.imported(path)]
         edits = [*nested(source, edits)]
         text = folded(source, splice(source.text, edits, imported, folder.name))
         result.after[path] = narrowed(text, source.before, folder.name)
@@ -1030,12 +1030,6 @@ def _comment(finding: Finding, kernel: Kernel, operator: bool) -> str:
     backward = ", with its backward" if kernel.gradients else ""
     us = wording.time(finding.saved_us)
     return f"fusion-advisor: {finding.pattern}, {kernels}{backward}: {us} saved a call (predicted)"
-
-
-def _import(file: Path, folder: Path) -> str:
-    """How a file imports the package of kernels: as its neighbour in a package, or by name."""
-    within = file.parent == folder.parent and (file.parent / "__init__.py").is_file()
-    return f"from . import {folder.name}" if within else f"import {folder.name}"
 
 
 def _difference(name: str, before: str | None, after: str) -> str:

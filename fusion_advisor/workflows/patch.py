@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from fusion_advisor.codegen.header import Stamp, does, stamped
-from fusion_advisor.codegen.kernel_package import ASKING, kernels_of, package_name, read_package
+from fusion_advisor.codegen.kernel_package import (
+    ASKING,
+    Home,
+    home_of,
+    kernels_of,
+    package_name,
+    read_package,
+)
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture, prepared
 from fusion_advisor.fusion.components import group
@@ -200,8 +207,6 @@ def patch_model(
     model = Path(request.model.partition(":")[0]).resolve()
     if model_new:
         require_model(model.read_text(encoding="utf-8"))
-    folder = model.parent / package_name(model)
-    standing = read_package(folder)
     rulebook = load_rulebook(request.rules)
     device, chosen = choose_device(request.device, rulebook, request.gpus)
 
@@ -228,6 +233,10 @@ def patch_model(
             device, pool, rows_of_one=not operators,
         )  # fmt: skip
         originals, originals_at_sizes = [*seen.originals], seen.at_sizes
+        packages = _trail(seen.originals[0][2]).packages
+        home = home_of(model, packages if diff else {}, root)
+        folder = home.folder
+        standing = read_package(folder)
         within = _within(root if diff else model, folder)
         placement = _placement(originals, within, seen.resized, operators=operators)
         if not (operators or request.pairs):
@@ -317,13 +326,14 @@ def patch_model(
             ]
         package = "" if operators else folder.relative_to(root).as_posix()
         runs = runs_of(request, flow, package, rulebook, at_sizes, proven.values())
+        in_file = Home(model.parent / package_name(model))
         within = replace(placement, editable=_within(model, folder))
 
         def put(groups: Sequence[Finding]) -> Patch:
-            return patch(placement, groups, proven, model, only_dtype, standing, stamps)
+            return patch(placement, groups, proven, home, only_dtype, standing, stamps)
 
         def put_alone(groups: Sequence[Finding]) -> Patch:
-            return patch(within, groups, proven, model, only_dtype)
+            return patch(within, groups, proven, in_file, only_dtype)
 
         def in_tree(edited: Patch, trials: list[Trial], numbers: Runs | None) -> Tried:
             return run_trial(
@@ -334,7 +344,7 @@ def patch_model(
             file = _model_new(edited, signed, model)
             return run_trial_of_file(file, model, trials, flow_of, pool, numbers)
 
-        trials = partial(_trials, placement, originals, proven, model, runs)
+        trials = partial(_trials, placement, originals, proven, home, runs)
         made, wrong, ran = (
             _holding(found.groups, put, trials, in_tree) if diff else (put(found.groups), {}, "")
         )
@@ -521,7 +531,7 @@ def _trials(
     placement: Placement,
     originals: Sequence[tuple[str, Scenario, Dataflow]],
     kernels: Mapping[str, Kernel],
-    model: Path,
+    home: Home,
     runs: Runs | None,
     made: Patch,
     only: Collection[str],
@@ -536,7 +546,7 @@ def _trials(
     if placement.operators:
         findings = [put.finding for put in made.puts]
         edits = [edit for put in made.puts for edit in put.edits]
-        rows.append((patch(replace(placement, operators=False), findings, kernels, model), equal))
+        rows.append((patch(replace(placement, operators=False), findings, kernels, home), equal))
         seen = [placement.sources, *(other.sources for other in placement.others), *placement.seen]
         launched = [
             Trial(said, at, partial(missing_launch, flow, gone=replaced_nodes(sources, edits)))

@@ -24,6 +24,7 @@ from fusion_advisor.codegen.kernel_package import (
     package_files,
     package_name,
     read_package,
+    written_for,
 )
 from fusion_advisor.codegen.pair import has_backward
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
@@ -92,7 +93,7 @@ def update_kernels(
     """
     listener, captured = listener or Silent(), captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
-    folder = model.parent / package_name(model)
+    folder = written_for(model, root) or model.parent / package_name(model)
     standing = read_package(folder)
     rulebook = load_rulebook(request.rules)
     device, chosen = choose_device(request.device, rulebook, request.gpus)

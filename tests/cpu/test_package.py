@@ -473,6 +473,87 @@ def test_the_command_writes_kernels_anew(folder: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+BLOCKS = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(96, 64), nn.Linear(96, 64)
+
+    def forward(self, x):
+        return F.silu(self.gate(x)) * self.up(x)
+"""
+NET = """
+from torch import nn
+
+from .blocks.mlp import Mlp
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.down = Mlp(), nn.Linear(64, 96)
+
+    def forward(self, x):
+        h = self.down(self.mlp(x))
+        return h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+"""
+ENTRY = """
+import torch
+from net_of_a_user import Net
+
+model = Net()
+example_inputs = [torch.empty(64, 128, 96)]
+"""
+
+
+@pytest.fixture
+def in_a_package(tmp_path: Path) -> Path:
+    """A package of a user's with a package in it, and a file beside it that makes the model."""
+    net = tmp_path / "net_of_a_user"
+    (net / "blocks").mkdir(parents=True)
+    (net / "__init__.py").write_text("from .model import Net\n")
+    (net / "blocks" / "__init__.py").write_text("")
+    (net / "blocks" / "mlp.py").write_text(BLOCKS)
+    (net / "model.py").write_text(NET)
+    (tmp_path / "entry.py").write_text(ENTRY)
+    return tmp_path
+
+
+@pytest.mark.deep
+def test_kernels_of_a_package_lie_in_it(in_a_package: Path) -> None:
+    def patch(*options: str) -> subprocess.CompletedProcess[str]:
+        return spawned.command("patch", "entry.py", *options, cwd=in_a_package)
+
+    where = ("--root", ".", "--device", "h200", "--no-compile")
+    done = patch("--out", "x.patch", *where)
+    assert done.returncode == 0, done.stderr
+    assert "launches of kernels on Triton's interpreter" in done.stderr
+    subprocess.run(["git", "apply", "x.patch"], cwd=in_a_package, check=True)
+    net = in_a_package / "net_of_a_user"
+    assert "\nfrom .. import fused_entry\n" in (net / "blocks" / "mlp.py").read_text()
+    assert "\nfrom . import fused_entry\n" in (net / "model.py").read_text()
+    assert (in_a_package / "entry.py").read_text() == ENTRY
+    # it is whole where it is installed without what stands beside it, whatever comes first
+    shutil.copytree(net, in_a_package / "elsewhere" / net.name)
+    ways = ("net_of_a_user", "net_of_a_user.blocks.mlp", "net_of_a_user.fused_entry.swiglu")
+    for first in ways:
+        subprocess.run(
+            [sys.executable, "-c", f"import {first}"], cwd=in_a_package / "elsewhere", check=True
+        )
+    assert patch("--check", *where[:2]).stderr.startswith("net_of_a_user/fused_entry: every kernel")
+    assert "not written, for" in patch("--out", "y.patch", *where).stderr
+    for file in (net / "fused_entry").glob("*.py"):
+        if (stamp := read_stamp(file.read_text())) is not None:
+            old = file.read_text().replace("num_warps=", "num_warps=1 * ")
+            file.write_text(stamped(old, replace(stamp, tool="0.0.1", rules="0" * 12)))
+    done = patch("--update", *where)
+    assert "net_of_a_user/fused_entry/swiglu.py: written anew\n" in done.stderr, done.stderr
+
+
 def test_a_source_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n" + MODEL.encode())
     with pytest.raises(UsageError, match=r"model.py: byte 28 is not UTF-8: save the file as UTF-8"):

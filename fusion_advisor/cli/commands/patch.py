@@ -59,7 +59,7 @@ def patch(
     ):
         raise UsageError("patch: --check and --update each stand alone")
     if check:
-        return _check_kernels(file, settings.rules)
+        return _check_kernels(file, tree_for(model, root), settings.rules)
     require_triton("patch")
     if out is None and model_new is None and not update:
         raise UsageError(
@@ -79,7 +79,7 @@ def patch(
         raise UsageError("--search: of kernels without backward alone; leave out --mode train")
     prepare(request, checks=False)
     if update:
-        return _update(request, _kernels_beside(file), tree, verbose=options.verbose)
+        return _update(request, _kernels_of(file, tree), tree, verbose=options.verbose)
     if model_new is not None and model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {model} is not a class called Model")
     stages = (*STAGES, "search") if search else STAGES
@@ -170,14 +170,14 @@ def _rewrite(rewrite: Rewrite, root: Path) -> str:
     )
 
 
-def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
-    """Says of the kernels beside a model which are stale, and why; and which are of an older tool,
+def _check_kernels(model: Path, tree: Path, rules: Sequence[Path]) -> int:
+    """Says of the kernels of a model which are stale, and why; and which are of an older tool,
     which fails nothing."""
     from fusion_advisor.codegen.kernel_package import older, stale
     from fusion_advisor.rulebook.load import load_rulebook
     from fusion_advisor.rulebook.local_gpu import version
 
-    folder = _kernels_beside(model)
+    folder = _kernels_of(model, tree)
     found = [*stale(folder)]
     for path, why in found:
         tell(f"{path}: stale: {why}")
@@ -191,14 +191,17 @@ def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
     return FAILED if found else 0
 
 
-def _kernels_beside(model: Path) -> Path:
-    """The package of kernels beside a model's file. UsageError where there is none."""
-    from fusion_advisor.codegen.kernel_package import package_name
+def _kernels_of(model: Path, tree: Path) -> Path:
+    """The package of the kernels of a model's file, as seen from here. UsageError where there is
+    none."""
+    from fusion_advisor.codegen.kernel_package import package_name, written_for
 
-    folder = model.parent / package_name(model)
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: is not there; write it with patch {model} --out FILE")
-    return folder
+    folder = written_for(model.resolve(), tree)
+    if folder is None:
+        name = package_name(model)
+        raise UsageError(f"{tree}: has no {name}; write it with patch {model} --out FILE")
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _update(request: Request, folder: Path, tree: Path, *, verbose: bool) -> int:
