@@ -97,9 +97,10 @@ class Triton(Text):
                 return f"tl.full({self.shape(shape)}, {self.whole(value)}, {language_dtype(dtype)})"
             case Broadcast(value, shape):
                 return f"tl.broadcast_to({self.whole(value)}, {self.shape(shape)})"
-            case Load(address, mask, other):
+            case Load(address, mask, other, passing):
                 held = f", mask={self.whole(mask)}" if mask else ""
                 held += f", other={self.whole(other)}" if other else ""
+                held += ', eviction_policy="evict_first"' if passing else ""
                 return f"tl.load({self.whole(address)}{held})"
             case Reduce():
                 return self._reduced(value)

@@ -226,6 +226,8 @@ class RowSchedule(Table):
     """Warps of a program beyond which fewer are taken where more bytes are on their way then."""
     bytes_on_the_way: Bytes
     """Bytes of rows that programs of one multiprocessor load, of which no more are wanted."""
+    passing_caches: Speedup
+    """Capacities of the L2 that are read at most where its lines are given up before others."""
     other_registers: Registers
     """Registers of a thread beside those for what it keeps of its row."""
     crossed_warps: Warps
@@ -257,6 +259,8 @@ class BlockedSchedule(Table):
     scan_chunks_elements: Elements
     """Elements of the chunks of all rows of a scan together."""
     elements_per_thread: Elements
+    steady_elements_per_thread: Elements
+    """Elements of a thread where one walk reduces a row, and nothing is stored along it."""
     rows_across: Rows
     programs_per_multiprocessor: Programs
     across_elements_per_thread: Elements

@@ -59,6 +59,8 @@ class Step:
     """What the programs that share a row do one after the other, over the same groups; a phase with
     `parts` ends in an exchange of its results."""
 
+    passing: bool = False
+    """Whether rows are read once, of which nothing is stored: no later load finds them."""
     waiting: int = 0
     """How many kernels whose programs wait the device may run at once."""
 
@@ -77,6 +79,12 @@ class Step:
     def length(self) -> int:
         """Elements of a row."""
         return prod(group.size for group in self.inner)
+
+    def passes(self, load: Access) -> bool:
+        """Whether no program reads again what a load reads, nor its neighbours in a line."""
+        walked = all(load.step(axis) for group in self.outer for axis in group.axes)
+        along = bool(self.inner) and load.step(self.inner[-1].axes[-1]) == 1
+        return self.passing and walked and along and not load.pulled and load.guard is None
 
     @property
     def chunked(self) -> bool:

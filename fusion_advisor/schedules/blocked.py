@@ -71,6 +71,8 @@ def chunks(
         rows, stages = min(rows, numbers.mixed_rows.count), 1
         longest = numbers.mixed_elements.count
         each = numbers.mixed_elements_per_thread.count
+    if parts is None and walks_steadily(laid, rows):
+        each, stages = numbers.steady_elements_per_thread.count, 1
     if any(region.all("scan")):
         longest = rows * scanned_across(laid, numbers) if rows > 1 else _scanned(laid, numbers)
         if rows > 1 and _few_scans(laid, numbers):
@@ -89,8 +91,25 @@ def chunks(
     return replace(
         step,
         serial=serial,
+        passing=reduces_alone(laid, rows) and laid.passing(device, rulebook),
         read_again=_read_again(region, inner, rows, device, rulebook),
     )
+
+
+def _long(region: Region) -> bool:
+    return calls_library(region) or bool(LONG & {region.exprs[n].op for n in region.live})
+
+
+def walks_steadily(laid: Rows, rows: int) -> bool:
+    """Does a program wait for nothing but memory while it walks a row and reduces it? Its chunks
+    need no room on chip: those of other programs are on their way meanwhile."""
+    return reduces_alone(laid, rows) and not _long(laid.region)
+
+
+def reduces_alone(laid: Rows, rows: int) -> bool:
+    """Does a program do nothing but walk a row along contiguous memory once, and reduce it?"""
+    alone = rows == 1 and not (laid.mixed or laid.serial or laid.stores_rows)
+    return alone and not any(laid.region.all("scan")) and walked_once(laid)
 
 
 def _across(laid: Rows, rulebook: Rulebook, *, again: bool) -> tuple[int, int, int]:

@@ -265,7 +265,7 @@ class Body(Addresses):
         if access.guard is not None and self._is_one(access):
             outer, inner, _ = self._addressed(access)  # a guard says which lanes load it
             address = replace(address, shape=self._shape(outer, inner))
-        return Load(address, mask, None if mask is None else other)
+        return Load(address, mask, None if mask is None else other, self.step.passes(access))
 
     def _is_one(self, access: Access) -> bool:
         """Do all lanes of a program address one element?"""

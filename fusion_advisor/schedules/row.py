@@ -63,7 +63,8 @@ def tile(
         warps = _overlapping(laid, held, warps, device, rulebook)
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     again = read_again(step, device, rulebook)
-    return replace(step, block=block, rest=rest, read_again=again)
+    passing = laid.passing(device, rulebook)
+    return replace(step, block=block, rest=rest, read_again=again, passing=passing)
 
 
 def _overlapping(laid: Rows, held: int, warps: int, device: Device, rulebook: Rulebook) -> int:

@@ -9,7 +9,7 @@ from math import gcd, prod
 
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import SECTOR_BYTES, VECTOR_BYTES
-from fusion_advisor.rulebook.schema import Device
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import (
     DIVISOR,
     Refused,
@@ -170,6 +170,13 @@ class Rows:
     def stores_rows(self) -> bool:
         """Whether a result has elements along the rows."""
         return any(store.walks & self.axes for store in self.stores)
+
+    def passing(self, device: Device, rulebook: Rulebook) -> bool:
+        """Whether a walk leaves its lines of memory to be given up first: nothing is stored along
+        the rows, so that the L2 keeps what kernels before wrote, unless it is much that is read."""
+        read = sum({load.name: load.tensor.bytes for load in self.loads}.values())
+        most = rulebook.schedules.row.passing_caches.value * device.memory.l2.count
+        return read <= most and not (self.stores_rows or self.serial)
 
     @property
     def vector(self) -> int:

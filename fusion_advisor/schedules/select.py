@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from math import log2
 
@@ -13,7 +13,7 @@ from fusion_advisor.rulebook.devices import LINE_BYTES, Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules import SCHEDULES, beside, finishing
 from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
-from fusion_advisor.schedules.blocked import scanned_across, walked_once
+from fusion_advisor.schedules.blocked import scanned_across, walked_once, walks_steadily
 from fusion_advisor.schedules.layout import reach
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.rows import Rows, rows_of_step
@@ -62,7 +62,17 @@ def plan(region: Region, device: Device, rulebook: Rulebook, *, apart: bool = Fa
             plans.append(several.plan(region, device, rulebook, _best))
         except Refused as refused:
             refusals.append(refused.refusal)
-    return Planned(tuple(plans), tuple(refusals))
+    return Planned(tuple(map(_seen_whole, plans)), tuple(refusals))
+
+
+def _seen_whole(plan: Plan) -> Plan:
+    """A plan whose kernels let nothing pass that a later one reads, which what they leave for each
+    other is, too."""
+    first, *later = plan.steps
+    again = {load.tensor for step in later for load in step.loads}
+    if any(load.tensor in again for load in first.loads):
+        first = replace(first, passing=False)
+    return replace(plan, steps=(first, *(replace(step, passing=False) for step in later)))
 
 
 def _loses_a_sign(region: Region) -> bool:
@@ -109,8 +119,8 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
 def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
     """Plans that fill the device first; of those that do, or do not, the ones that read little
     again and that move the fewest bytes, give or take a finishing step; of those the ones that scan
-    no long rows at once, that hold none until its reductions have followed one another, and the one
-    whose schedule comes first."""
+    no long rows at once, that hold none until its reductions have followed one another, that
+    part none of which one walk would do, and the one whose schedule comes first."""
     if len(plans) < 2:
         return plans
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
@@ -129,6 +139,8 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     whole = [plan.finish_share <= slack for plan in plans]
     least = min(compress(costs, whole), default=min(costs))
 
+    steady = any(map(_walks_steadily, plans))
+
     def rank(place: int) -> tuple[bool, ...]:
         plan, cost = plans[place], costs[place]
         long = any(map(scans_long, plan.steps))
@@ -136,7 +148,8 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         much = long and scanned_across(rows_of_step(plan.busiest), numbers) == 1
         more = cost > least * (1 + slack)
         slow = any(_waits(step, rulebook) for step in plan.steps)
-        return much, _idles(plan.busiest, device), not whole[place], more, long, slow
+        parted = plan.launches > 1 and steady
+        return much, _idles(plan.busiest, device), not whole[place], more, long, slow, parted
 
     return [plans[place] for place in sorted(range(len(plans)), key=rank)]
 
@@ -179,6 +192,13 @@ def _waits(step: Step, rulebook: Rulebook) -> bool:
     stored = any(store.walks & step.along for store in step.stores)
     found = passes(step.region, step.along)
     return not stored and bool(found and found[0].followers)
+
+
+def _walks_steadily(plan: Plan) -> bool:
+    """Does one kernel walk each row once, without what its programs would wait for? Parts of rows
+    are as fast, and need a second launch."""
+    step = plan.steps[0]
+    return plan.launches == 1 and step.chunked and walks_steadily(rows_of_step(step), step.rows)
 
 
 def _idles(step: Step, device: Device) -> bool:

@@ -177,11 +177,13 @@ class Address(Tile):
 
 @dataclass(frozen=True, slots=True)
 class Load(Tile):
-    """Elements of a tensor; `other` where `mask` is false."""
+    """Elements of a tensor; `other` where `mask` is false. Those that are `passing` are read once:
+    caches give up their lines before others."""
 
     address: Tile
     mask: Tile | None = None
     other: Tile | None = None
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,10 @@ class Text:
                 return f"spread({self.whole(value)}, {self.shape(shape)})"
             case Address():
                 return self.address(value)
-            case Load(address, mask, other):
+            case Load(address, mask, other, passing):
                 held = f" where {self.whole(mask)}" if mask else ""
                 held += f" else {self.whole(other)}" if other else ""
-                return f"load({self.whole(address)}{held})"
+                return f"load({self.whole(address)}{held}{', passing' if passing else ''})"
             case Reduce(monoid, value, axis, kept, place):
                 what = self.listed([value, *([place] if place else [])])
                 along = "all" if axis is None else f"axis {axis}"

@@ -619,6 +619,52 @@ def test_long_rows_are_parted_where_reductions_follow_one_another(
     assert best(lambda a: a.softmax(-1), wide).schedule == "row"
 
 
+def squared_loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return ((a - b) ** 2).mean(-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "schedule"),
+    [
+        (squared_loss, "blocked"),
+        (lambda a, b: F.softplus(a - b).mean(-1), "split"),
+        (lambda a, b: (a - b).logsumexp(-1), "split"),
+    ],
+)  # fmt: skip
+def test_one_kernel_walks_rows_that_are_too_long_to_be_held(
+    function: Callable[..., object], schedule: str
+) -> None:
+    """Where arithmetic takes long, or reductions follow one another, parts of rows are as fast."""
+    rows = torch.empty(272, 47360)
+    assert best(function, rows, rows.clone()).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("function", "size", "passing"),
+    [
+        (squared_loss, (800, 8192), True),
+        (squared_loss, (272, 47360), True),
+        (squared_loss, (3200, 16384), False),  # more than the L2 holds five times
+        (lambda a, b: (a - b).logsumexp(-1), (800, 8192), True),
+        (lambda a, b: (a - b).softmax(-1), (800, 8192), False),
+        (lambda a, b: (a - b).sum((0, 2)), (64, 48, 4096), False),  # in parts of rows
+        (lambda a, b: (a - b).sum(-1), (64, 48, 4096), True),
+        (lambda a, b: (a * b).sum(0), (800, 8192), False),  # neighbours share lines
+    ],
+)
+def test_lines_of_rows_that_are_reduced_pass_through_the_l2(
+    function: Callable[..., object], size: tuple[int, ...], passing: bool
+) -> None:
+    step, *later = best(function, torch.empty(size), torch.empty(size)).steps
+    assert [step.passes(load) for load in step.loads] == [passing] * 2
+    assert not any(other.passes(load) for other in later for load in other.loads)
+
+
+def test_what_programs_share_stays_in_the_l2() -> None:
+    step = best(lambda a, w: (a * w).sum(-1), torch.empty(800, 8192), torch.empty(8192)).steps[0]
+    assert {load.name: step.passes(load) for load in step.loads} == {"in0": True, "in1": False}
+
+
 # -- runs of elements that share a place -----------------------------------------------------------
 
 

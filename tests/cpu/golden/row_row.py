@@ -25,8 +25,10 @@ def row_row_rows_kernel(
     col = wide(tl.arange(0, COLS), FAR)
     rest = COLS + wide(tl.arange(0, REST), FAR)
     rest_mask = rest < cols
-    args_0 = tl.load(args_0_ptr + row * cols + col)
-    args_0_rest = tl.load(args_0_ptr + row * cols + rest, mask=rest_mask, other=0.0)
+    args_0 = tl.load(args_0_ptr + row * cols + col, eviction_policy="evict_first")
+    args_0_rest = tl.load(
+        args_0_ptr + row * cols + rest, mask=rest_mask, other=0.0, eviction_policy="evict_first"
+    )
     amax_max = max_nan(
         tl.reduce(args_0, 0, max_nan),
         tl.reduce(tl.where(rest_mask, args_0_rest, float("-inf")), 0, max_nan),
