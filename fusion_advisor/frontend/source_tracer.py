@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from fusion_advisor.ir.source_trace import (
     LENGTH,
     OPAQUE,
     SEQUENTIAL,
+    UNSPELLED,
     Activation,
     Chosen,
     Evaluation,
@@ -91,7 +92,10 @@ class Recorder:
         codes = [code for code, follows in self._followed.items() if follows]
         named = {name for code in codes for name in _names(code)} - {"training"}
         bound = {name for code in codes for name in _bound(code)}
-        modules = {path: _held(child, named, bound) for path, child in self._module.named_modules()}
+        known = frozenset(codes)
+        modules = {
+            path: _held(child, named, bound, known) for path, child in self._module.named_modules()
+        }
         return Trail(
             tuple(self._activations), tuple(self._steps), placeholders,
             modules=modules, tied=_tied(self._module), shared=_shared(self._module),
@@ -313,10 +317,12 @@ def _bound(code: CodeType) -> Iterator[str]:
             yield str(instruction.argval)
 
 
-def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAttributes:
+def _held(
+    module: torch.nn.Module, named: set[str], bound: set[str], followed: frozenset[CodeType]
+) -> ModuleAttributes:
     """The attributes of a module that a trail keeps: of modules of torch all, of others those that
     the code names and those that a class of torch gives them, except attributes that are `bound`
-    anew as the model runs."""
+    anew as the model runs. `followed` is the code of which there are steps."""
     cls = type(module)
     plain_class = next(base for base in cls.__mro__ if _of_torch(base) or base is torch.nn.Module)
     if plain_class is not torch.nn.Module and cls.forward is plain_class.forward:
@@ -339,8 +345,12 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAt
     forward = getattr(cls, "forward", None)  # of a script an instance alone has it
     code = getattr(forward, "__code__", None)
     texts = _texts(values) | {name: CHANGING for name in values if name in bound}
-    objects = (n for n, value in values.items() if n not in texts and not _is_known(value))
-    texts |= dict.fromkeys(objects, OPAQUE)
+    others = {n: value for n, value in values.items() if n not in texts}
+    texts |= dict.fromkeys((n for n, v in others.items() if not _is_known(v)), OPAQUE)
+    methods = {n for base in classes for n, v in base.items() if isinstance(v, FunctionType)}
+    methods -= vars(module).keys()  # those of a class are asked for with the class
+    calls = (n for n, v in others.items() if n not in methods and _is_unspelled(v, followed))
+    texts |= dict.fromkeys(calls, UNSPELLED)
     if plain_class is not torch.nn.Module:
         texts |= dict.fromkeys(_left_out(module), "None")
         given |= {*_left_out(module)}
@@ -376,6 +386,13 @@ def _of_torch(cls: type) -> bool:
 def _texts(values: dict[str, Any]) -> dict[str, str]:
     texts = {name: _spelled(value) for name, value in values.items()}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _is_unspelled(value: Any, followed: frozenset[CodeType]) -> bool:
+    """Whether a value is called without a step that says so."""
+    known = isinstance(value, (torch.nn.Module, torch.Tensor, type, property))
+    code = getattr(value, "__code__", None)
+    return callable(value) and not known and code not in followed
 
 
 def _is_known(value: Any) -> bool:

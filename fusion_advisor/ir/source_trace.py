@@ -89,6 +89,10 @@ CHANGING = "..."
 OPAQUE = "?"
 """Marker in place of an object that no source spells, of which the code may take numbers."""
 
+UNSPELLED = "?()"
+"""Marker in place of a callable that no source spells and whose code is not followed: a partial, a
+function of a library, a method of a module of torch's."""
+
 
 @row
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Node, Ref
-from fusion_advisor.ir.source_trace import CHANGING, LENGTH, ModuleAttributes, Span
+from fusion_advisor.ir.source_trace import CHANGING, LENGTH, UNSPELLED, ModuleAttributes, Span
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.sourcepatch.editing.called import Called, another_function, none_of
 from fusion_advisor.sourcepatch.editing.constructors import PARAMETERS, Constructors
@@ -513,14 +513,14 @@ class Guards:
         """The conditions that a `Sequential` of a call runs otherwise than in some run of a
         block."""
         if (block, span) not in self._known_chains:
-            trail, found = self.sources.trail, list[str]()
+            found = list[str]()
             node = self.sources.file(block.file).expressions[span]
             runs = [run for run in self.sources.names if run.block == block]
             words = [self.sources.at(node, run.activation, run) or {} for run in runs]
             for text, _ in reversed(call.containers):
                 callee = ast.parse(text, mode="eval").body
                 paths = filter(None, (self.sources.held_module(callee, names) for names in words))
-                found += _another_module(text, {_kind(trail.modules[path]) for path in paths})
+                found += _another_module(text, {self._kind(path) for path in paths})
             self._known_chains[block, span] = tuple(found)
         return self._known_chains[block, span]
 
@@ -600,9 +600,18 @@ class Guards:
             for text, held in found.items():
                 node = ast.parse(text, mode="eval").body
                 paths = filter(None, (self.sources.held_module(node, names) for names in words))
-                held |= {_kind(trail.modules[path]) for path in paths}
+                held |= {self._kind(path) for path in paths}
             self._known_modules[block, edit] = found
         return self._known_modules[block, edit]
+
+    def _kind(self, path: str) -> _Kind:
+        """The class of a module, as a condition can ask for it. NotPlaced where its file has
+        several classes of that name."""
+        held = self.sources.trail.modules[path]
+        runs = held.forward.rpartition(":")[2]
+        if held.file and runs in self.sources.file(held.file).repeated:
+            raise NotPlaced(f"which of several {runs}() is called cannot be asked")
+        return held.kind, held.forward, held.plain.get(LENGTH, "")
 
     # What was the same by chance.
 
@@ -707,7 +716,8 @@ class Guards:
                     kind = type(ast.literal_eval(number.value)).__name__
                     yield f"type({number.text}) is not {kind}"
             elif number.value != "None":  # what is not given is seldom given later
-                what = "what changes in" if number.value == CHANGING else f"the {number.value} of"
+                marks = {CHANGING: "what changes in", UNSPELLED: "which function is called in"}
+                what = marks.get(number.value, f"the {number.value} of")
                 raise NotPlaced(
                     f"line {edit.lines[0]}: {what} {number.file}:{number.span.line} cannot be "
                     "asked there"
@@ -779,10 +789,6 @@ _TO_ONE_DTYPE = ("float", "half", "bfloat16", "double")
 """Attributes of tensors that name the dtype which they give."""
 _CONVERTING = ("dtype", "to", "type", "type_as", *_TO_ONE_DTYPE)
 """Attributes of tensors that give or take a dtype."""
-
-
-def _kind(held: ModuleAttributes) -> _Kind:
-    return held.kind, held.forward, held.plain.get(LENGTH, "")
 
 
 def _is_dropout(held: ModuleAttributes) -> bool:

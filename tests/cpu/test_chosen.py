@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from .test_alternatives import body, turned
 from .test_other_uses import uses
-from .test_patch import asking, made
+from .test_patch import asking, changed, made
 
 pytestmark = pytest.mark.usefixtures("ways")
 
@@ -174,6 +176,133 @@ def test_a_function_of_torch_that_a_class_holds_is_asked_for(tmp_path: Path) -> 
         """,
     )
     assert "is not torch.nn.functional.silu" in asking(patch)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("held", "computed"),
+    [
+        ("functools.partial(F.leaky_relu, negative_slope=0.2)", "self.fn(x + 1.0) * 2.0"),
+        ("functools.partial(leaky, slope=0.2)", "self.fn(x + 1.0) * 2.0"),
+        ("operator.mul", "self.fn(torch.tanh(x), x)"),
+        ("operator.mul", "combined(x, x * 2.0, self.fn)"),
+        ("torch.Tensor.tanh", "self.fn(x) * x"),
+        ("nn.SiLU().forward", "self.fn(x + 1.0) * 2.0"),
+        ("Slope(0.2)", "self.fn(x + 1.0) * 2.0"),
+    ],
+)
+def test_a_function_that_cannot_be_asked_for_keeps_its_call(
+    tmp_path: Path, held: str, computed: str
+) -> None:
+    """Another one may be held there: of a function of a library, a method of torch's or a partial
+    no condition tells which it is."""
+    patch = made(
+        tmp_path,
+        f"""
+        import functools
+        import operator
+
+        def leaky(x, slope=0.1):
+            return torch.where(x > 0, x, x * slope)
+
+        def combined(a, b, op):
+            return op(torch.tanh(a), b)
+
+        class Slope:
+            def __init__(self, slope):
+                self.slope = slope
+
+            def __call__(self, x):
+                return torch.where(x > 0, x, x * self.slope)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fn = {held}
+
+            def forward(self, x):
+                return {computed}
+        """,
+    )
+    kept = "combined(x, x * 2.0, self.fn)" if "combined" in computed else "self.fn("
+    assert kept in (changed(patch) if patch.diff else computed)
+    why = "(which function is called in|whether .* is called cannot be asked)"
+    left = [*patch.unplaced.values(), *patch.patch.refused.values()]
+    assert any(re.search(why, each) for each in left), left
+
+
+FUNCTIONS = """
+        def chosen(kind):
+            if kind == "tanh":
+                def act(x):
+                    return torch.tanh(x) * 2.0
+            else:
+                def act(x):
+                    return torch.sigmoid(x) * 3.0
+            return act
+"""
+CLASSES = """
+        def chosen(kind):
+            if kind == "tanh":
+                class Act(nn.Module):
+                    def forward(self, x):
+                        return torch.tanh(x) * 2.0
+            else:
+                class Act(nn.Module):
+                    def forward(self, x):
+                        return torch.sigmoid(x) * 3.0
+            return Act()
+"""
+
+
+@pytest.mark.parametrize("several", [FUNCTIONS, CLASSES], ids=["functions", "classes"])
+def test_one_of_several_of_a_name_keeps_its_call(tmp_path: Path, several: str) -> None:
+    """Each branch of a function may define one, which no condition tells from the others."""
+    rest = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.act = chosen("tanh")
+
+            def forward(self, x):
+                return self.act(x) + x * 2.0
+    """
+    patch = made(tmp_path, several + rest)
+    assert not patch.diff or "self.act(x)" in changed(patch)
+    left = [*patch.unplaced.values(), *patch.patch.refused.values()]
+    assert any("cannot be asked" in each for each in left), left
+
+
+def test_what_a_method_of_another_class_reads_is_read_behind_which_one_it_is(
+    tmp_path: Path,
+) -> None:
+    """A class beside it has a method of that name which reads something else."""
+    text = uses(
+        tmp_path,
+        """
+        class Base(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.gate(self.lin(x), x) + x
+
+        class Plain(Base):
+            def gate(self, h, x):
+                return h - x
+
+        class Model(Base):
+            def __init__(self):
+                super().__init__()
+                self.act, self.alpha = nn.SiLU(), 0.7
+
+            def gate(self, h, x):
+                return self.act(h) * x * self.alpha
+        """,
+        lambda file: [each()(torch.ones(2, 3, 1024)) for each in (file.Model, file.Plain)],
+    )
+    assert "_or_eager(self.lin(x), x, self)" in text
 
 
 def test_the_share_of_a_dropout_is_not_asked_beside_whether_it_trains(tmp_path: Path) -> None:

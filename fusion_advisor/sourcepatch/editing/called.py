@@ -18,7 +18,14 @@ from typing import cast
 
 from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.source_trace import LENGTH, OPAQUE, SEQUENTIAL, Activation, Span
+from fusion_advisor.ir.source_trace import (
+    LENGTH,
+    OPAQUE,
+    SEQUENTIAL,
+    UNSPELLED,
+    Activation,
+    Span,
+)
 from fusion_advisor.sourcepatch.editing.outline import asked_beside_kernel
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, otherwise
 from fusion_advisor.sourcepatch.editing.sources import (
@@ -283,10 +290,19 @@ class Called:
             if root.id in bound and not is_local(caller, root.id):
                 return
         text = spelling.of(func, call.caller) if func else None
-        if text is None or lambda_:
+        several = function in self._sources.file(call.file).repeated
+        if text is None or lambda_ or several or self._is_unspelled(func, call.caller):
             raise NotPlaced(f"line {line}: whether {function}() is called cannot be asked there")
         name = f"{Path(call.file).name}:{function}"
         yield from another_function(ast.unparse(text), {name})
+
+    def _is_unspelled(self, func: ast.expr | None, number: int) -> bool:
+        """Whether a module holds what is called, and it is none of the functions that files define:
+        a partial of one."""
+        names = self._sources.at(func, number) if isinstance(func, ast.Attribute) else None
+        path = held_path(func, names) if names and isinstance(func, ast.Attribute) else None
+        held, inside = self._sources.innermost(path or "")
+        return held.plain.get(".".join(inside)) == UNSPELLED if inside else False
 
     # What it does.
 

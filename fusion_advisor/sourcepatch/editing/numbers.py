@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.codegen.eager_reference import numbers_of
-from fusion_advisor.ir.source_trace import CHANGING, LENGTH, OPAQUE, Evaluation, Span
+from fusion_advisor.ir.source_trace import CHANGING, LENGTH, OPAQUE, UNSPELLED, Evaluation, Span
 from fusion_advisor.sourcepatch.editing.ranks import shape_of, size
 from fusion_advisor.sourcepatch.editing.sources import (
     Function,
@@ -250,7 +250,8 @@ class _Asked:
         held = module.plain
         value = held.get(".".join(inside))
         if value not in (None, OPAQUE):
-            text = spelled(self._trail, ".".join(path), self._names) if value != CHANGING else None
+            asked = value not in (CHANGING, UNSPELLED)
+            text = spelled(self._trail, ".".join(path), self._names) if asked else None
             yield self._number(node, activation, "module", value, text)
         elif len(inside) > 2 or OPAQUE in (value, held.get(".".join(inside[:-1]))):
             yield unknown  # of an object, or of one that an object holds
@@ -298,6 +299,8 @@ class _Asked:
 
     def _name(self, node: ast.Name, activation: int, names: Names) -> Iterator[HeldNumber]:
         word = names.get(node.id, "")
+        if not word and self._is_unfollowed(node, activation):
+            word = f"={UNSPELLED}"
         if not word.startswith("="):
             return
         if activation == self._place.activation and self._names.get(node.id) == word:
@@ -316,6 +319,15 @@ class _Asked:
             yield from self._bound(each, node.id, activation, unknown)
         if not given and not binding:  # closed over
             yield unknown
+
+    def _is_unfollowed(self, node: ast.Name, activation: int) -> bool:
+        """Whether a local name is called, of what no step tells."""
+        file = self._sources.file(self._trail.activations[activation].file)
+        match file.parents.get(node):
+            case ast.Call(func) as call if func is node and self._is_local(node.id, activation):
+                return not self._numbers.called(activation, span_of(call))
+            case _:
+                return False
 
     def _argument(
         self, function: Function, name: str, activation: int, unknown: HeldNumber

@@ -564,7 +564,7 @@ class _Function(ast.NodeTransformer):
         """Names for operands that the function computes, where a condition asks for them."""
         self._unbound: dict[str, str] = {}
         """Names that no condition has bound yet, with what they are bound to."""
-        self._exchanged = _asked_for(edit.conditions)
+        self._exchanged = _asked_for(edit.conditions, edit.qualname)
         """Names of modules that may be of another class, which may lack what is asked behind
         that."""
         self._opened = {each.text: self._written_there(each.text) for each in edit.opened}
@@ -1141,13 +1141,25 @@ def _in_a_loop(file: SourceFile, statement: ast.stmt) -> bool:
     return any(isinstance(each, LOOPS) for each in file.enclosing(statement))
 
 
-def _asked_for(conditions: Iterable[str]) -> set[str]:
-    """Names of which conditions ask the class, or what a call of them runs."""
-    found = set[str]()
+def _asked_for(conditions: Iterable[str], qualname: str) -> set[str]:
+    """Names of which conditions ask the class, or what a call of them runs, or which method of
+    another class than that of a function by its name: one that inherits from it may have others."""
+    found, own = set[str](), qualname.rpartition(".")[0]
     for node in (each for text in conditions for each in ast.walk(_expression(text))):
         match node:
             case ast.Call(ast.Name("type"), [ast.Name(name)]) | ast.Attribute(
                 ast.Name(name), "forward"
+            ):
+                found.add(name)
+            case ast.Compare(
+                ast.Attribute(
+                    ast.Attribute(ast.Attribute(ast.Name(name)), "__code__"), "co_qualname"
+                ),
+                comparators=[asked],
+            ) if any(
+                str(method.value).rpartition(".")[0] not in ("", own)
+                for method in ast.walk(asked)
+                if isinstance(method, ast.Constant)
             ):
                 found.add(name)
             case _:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -195,6 +196,13 @@ class SourceFile:
             if isinstance(node, ast.stmt):
                 found.setdefault(span_of(node), node)
         return found
+
+    @cached_property
+    def repeated(self) -> frozenset[str]:
+        """Qualified names that several functions of the file have, in branches of another one."""
+        functions = (node for node in ast.walk(self.tree) if isinstance(node, Function))
+        found = Counter(map(self.qualname, functions))
+        return frozenset(name for name, count in found.items() if count > 1)
 
     @cached_property
     def begun(self) -> dict[int, ast.stmt]:
