@@ -305,6 +305,47 @@ def test_what_a_method_of_another_class_reads_is_read_behind_which_one_it_is(
     assert "_or_eager(self.lin(x), x, self)" in text
 
 
+def test_each_method_that_a_class_overrides_has_a_kernel(tmp_path: Path) -> None:
+    """One line of a base class runs several; a class of the caller's has another one still."""
+    text = uses(
+        tmp_path,
+        """
+        class Centred(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.rand(1024))
+                self.bias = nn.Parameter(torch.rand(1024))
+
+            def normalize(self, x):
+                c = x - x.mean(-1, keepdim=True)
+                return c * torch.rsqrt(c.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+            def forward(self, x):
+                return self.normalize(x) * self.weight + self.bias
+
+        class Scaled(Centred):
+            def normalize(self, x):
+                return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+        class Largest(Centred):
+            def normalize(self, x):
+                return x / x.abs().amax(-1, keepdim=True)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.lin, self.b = Centred(), nn.Linear(1024, 1024), Scaled()
+
+            def forward(self, x):
+                return self.b(self.lin(self.a(x)))
+        """,
+        lambda file: [each()(torch.rand(2, 3, 1024)) for each in (file.Model, file.Largest)],
+    )
+    assert "self.normalize(x) * self.weight" not in text[: text.index("Written by")]
+    for name in ("Centred.normalize", "Scaled.normalize"):
+        assert f".__code__.co_qualname != '{name}'" in text
+
+
 def test_the_share_of_a_dropout_is_not_asked_beside_whether_it_trains(tmp_path: Path) -> None:
     """A model whose share is another one drops nothing in eval either."""
     patch = made(

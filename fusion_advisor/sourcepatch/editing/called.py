@@ -44,6 +44,9 @@ from fusion_advisor.sourcepatch.editing.spelling import SpellingAtPlace, enclose
 _PLAIN_MARKS = ("staticmethod", "classmethod", "property")
 
 
+_NAMED = ".__code__.co_qualname != "
+
+
 def another_function(text: str, names: Collection[str]) -> Iterator[str]:
     """Yield the conditions that what `text` spells is none of some functions, by their files and
     qualified names: `norms.py:Norm.forward`."""
@@ -171,8 +174,9 @@ class Called:
 
     def branches_otherwise(self, edit: Edit, place: SourcePlace) -> bool:
         """Whether a question of what an edit takes out, of its lines or of a function that they
-        call, turned out in some run of its block as one of the edit's conditions asks. An edit asks
-        each of them, so that the first that turned out otherwise keeps the source."""
+        call, or which one they call, turned out in some run of its block as one of the edit's
+        conditions asks. An edit asks each of them, so that the first that turned out otherwise
+        keeps the source."""
         asked, own = {*edit.conditions}, place.activation
         spelling = _AskedSpelling(self._sources, place, edit.lines[0])
         called = self._sources.called(place, edit.takes, edit.opened)
@@ -185,12 +189,25 @@ class Called:
             if isinstance(node, ast.If)
         ]
         for number in called:
+            if self._is_another(number, spelling, edit):
+                return True
             choices = self._asked_in(number)
             for choice in () if isinstance(choices, str) else choices:
                 test = spelling.of(choice.test, number)
                 found += [(test, choice.held)] if test else []
         turned = ({*map(ast.unparse, otherwise(test, held=not held))} for test, held in found)
         return any(texts <= asked for texts in turned)
+
+    def _is_another(self, number: int, spelling: SpellingAtPlace, edit: Edit) -> bool:
+        """Whether a call runs another function than that which an edit asks for there."""
+        call = self._sources.trail.activations[number]
+        try:
+            own = [*self._identity(call, spelling, edit.lines[0])]
+        except NotPlaced:
+            return False
+        names = {text.partition(" != ")[0]: text for text in own if _NAMED in text}
+        asked = [text for text in edit.conditions if text.partition(" != ")[0] in names]
+        return bool(asked) and not {*asked} & {*own}
 
     def _asked_in(self, number: int) -> list[_Choice] | str:
         """The conditions that a call's function asked; or what it does that no kernel does."""
