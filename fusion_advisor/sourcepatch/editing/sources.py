@@ -199,10 +199,11 @@ class SourceFile:
 
     @cached_property
     def repeated(self) -> frozenset[str]:
-        """Qualified names that several functions of the file have, in branches of another one."""
+        """Qualified names that several functions of the file have, in branches of another one. Of
+        those at the top of a file, or of a class, the last one is left."""
         functions = (node for node in ast.walk(self.tree) if isinstance(node, Function))
         found = Counter(map(self.qualname, functions))
-        return frozenset(name for name, count in found.items() if count > 1)
+        return frozenset(n for n, count in found.items() if count > 1 and "<locals>" in n)
 
     @cached_property
     def begun(self) -> dict[int, ast.stmt]:
