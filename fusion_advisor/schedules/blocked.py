@@ -96,14 +96,15 @@ def chunks(
     )
 
 
-def _long(region: Region) -> bool:
-    return calls_library(region) or bool(LONG & {region.exprs[n].op for n in region.live})
+def _computes_long(region: Region) -> bool:
+    """Does a region compute by functions of many instructions?"""
+    return bool(LONG & {region.exprs[n].op for n in region.live})
 
 
 def walks_steadily(laid: Rows, rows: int) -> bool:
     """Does a program wait for nothing but memory while it walks a row and reduces it? Its chunks
     need no room on chip: those of other programs are on their way meanwhile."""
-    return reduces_alone(laid, rows) and not _long(laid.region)
+    return reduces_alone(laid, rows) and not _computes_long(laid.region)
 
 
 def reduces_alone(laid: Rows, rows: int) -> bool:
@@ -126,8 +127,7 @@ def _across(laid: Rows, rulebook: Rulebook, *, again: bool) -> tuple[int, int, i
     else:
         most = numbers.rows_once
         few = few if laid.stores_rows else numbers.once_programs
-        long = LONG & {region.exprs[n].op for n in region.live}
-        if not long and laid.at_once >= numbers.staged_bytes.count:
+        if not _computes_long(region) and laid.at_once >= numbers.staged_bytes.count:
             each = numbers.once_elements_per_thread
     return most.count, few.count, each.count
 
@@ -154,10 +154,10 @@ def _neighbours(laid: Rows, rulebook: Rulebook, most: int, programs: int) -> int
 def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
     """The elements of a thread where a program walks a part of a row, and how many chunks are on
     their way. Where arithmetic takes long, other warps hide more of it than other chunks."""
-    numbers, ops = rulebook.schedules.split, {laid.region.exprs[n].op for n in laid.region.live}
+    numbers = rulebook.schedules.split
     if calls_library(laid.region):
         return numbers.library_elements_per_thread.count, 1
-    if LONG & ops:
+    if _computes_long(laid.region):
         return numbers.long_elements_per_thread.count, stages
     along = [load.tensor.itemsize for load in laid.loads if load.walks & laid.axes]
     if len(along) > 1 and min(along) >= numbers.several_bytes.count:

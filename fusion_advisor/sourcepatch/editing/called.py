@@ -45,6 +45,7 @@ _PLAIN_MARKS = ("staticmethod", "classmethod", "property")
 
 
 _NAMED = ".__code__.co_qualname != "
+"""Part of a condition that asks for a function by its name."""
 
 
 def another_function(text: str, names: Collection[str]) -> Iterator[str]:
@@ -308,18 +309,20 @@ class Called:
                 return
         text = spelling.of(func, call.caller) if func else None
         several = function in self._sources.file(call.file).repeated
-        if text is None or lambda_ or several or self._is_unspelled(func, call.caller):
+        partial = self._held_text(func, call.caller) == UNSPELLED
+        if text is None or lambda_ or several or partial:
             raise NotPlaced(f"line {line}: whether {function}() is called cannot be asked there")
         name = f"{Path(call.file).name}:{function}"
         yield from another_function(ast.unparse(text), {name})
 
-    def _is_unspelled(self, func: ast.expr | None, number: int) -> bool:
-        """Whether a module holds what is called, and it is none of the functions that files define:
-        a partial of one."""
-        names = self._sources.at(func, number) if isinstance(func, ast.Attribute) else None
-        path = held_path(func, names) if names and isinstance(func, ast.Attribute) else None
+    def _held_text(self, node: ast.AST | None, number: int) -> str:
+        """Text of what a module holds where an attribute leads, as a trail has it; empty for
+        anything else."""
+        if not isinstance(node, ast.Attribute):
+            return ""
+        path = held_path(node, self._sources.at(node, number) or {})
         held, inside = self._sources.innermost(path or "")
-        return held.plain.get(".".join(inside)) == UNSPELLED if inside else False
+        return held.plain.get(".".join(inside), "") if inside else ""
 
     # What it does.
 
@@ -459,10 +462,7 @@ class Called:
         elements are computed with. NotPlaced where that has no text. Numbers alone are asked for
         where they are read."""
         for node in (each for whole in iterated for each in ast.walk(whole)):
-            names = self._sources.at(node, number) if isinstance(node, ast.Attribute) else None
-            path = held_path(node, names) if names and isinstance(node, ast.Attribute) else None
-            held, inside = self._sources.innermost(path or "")
-            text = held.plain.get(".".join(inside), "") if inside else ""
+            text = self._held_text(node, number)
             if text == OPAQUE:
                 asked = f"`{ast.unparse(node)}` may hold something else"
                 raise NotPlaced(f"{self._where(cast('ast.expr', node), number)}: {asked}")
